@@ -56,8 +56,8 @@ class SessionsCheck(StoreCheck[HasSessions]):
 
     name = "sessions"
 
-    def patience(self) -> float:
-        return PATIENCE
+    def until(self, since: float) -> float:
+        return since + PATIENCE
 
 
 class UnknownSessions(SessionsCheck):
@@ -91,7 +91,7 @@ class LonelySessions(SessionsCheck):
 class DeadOwners(StoreCheck[S]):
     """Tasks held by a session that is missing, that has ended, or whose processes are dead.
 
-    ``is_alive`` tells whether a connection's process lives. ``watch``: seconds until that is known of all.
+    ``is_alive`` tells whether a connection's process lives. ``watch``: the instant when that is known of all.
     """
 
     name = "owners"
@@ -102,8 +102,8 @@ class DeadOwners(StoreCheck[S]):
         self._is_alive = is_alive
         self._watch = watch
 
-    def patience(self) -> float:
-        return max(PATIENCE, self._watch())
+    def until(self, since: float) -> float:
+        return max(since + PATIENCE, self._watch())
 
     def _held(
         self, tx: Any, tube: TubeRecord, owner: str, count: int, session: Known | None, now: int

@@ -121,6 +121,10 @@ class Beats(Generic[C]):
         """The last beat that was seen; ``None``: there is none."""
         return self._seen.get(connection, NEVER).beat
 
+    def silent_since(self, connection: C) -> float:
+        """Since when that beat has been seen."""
+        return self._seen.get(connection, NEVER).at
+
     def has_just_beaten(self, connection: C) -> bool:
         """Whether it was seen to beat, so recently that its next beat is not due yet."""
         last = self._seen.get(connection, NEVER)
@@ -155,16 +159,20 @@ class Watch(Generic[C]):
             self._look(tx)
             self._look_at = now + MOMENT
         beat = self._beats.last_of(connection)
-        first, _ = self._first.setdefault(connection, (beat, real_monotonic()))
+        first, at = self._first.setdefault(connection, (beat, real_monotonic()))
         if beat != first or self._beats.has_just_beaten(connection):
             self._alive.add(connection)
+        elif self._beats.silent_since(connection) > at:  # a gap: silence before it does not count
+            self._first[connection] = beat, real_monotonic()
         return connection in self._alive
 
-    def seconds(self) -> float:
-        """Seconds until every connection that was asked about is known to live or to be dead."""
-        until = [
-            at + self._beats.patience_with(connection)
-            for connection, (_, at) in self._first.items()
-            if connection not in self._alive
-        ]
-        return max(until) - real_monotonic() if until else 0.0
+    def until(self) -> float:
+        """The instant when every connection that was asked about is known to live or to be dead."""
+        return max(
+            (
+                at + self._beats.patience_with(connection)
+                for connection, (_, at) in self._first.items()
+                if connection not in self._alive
+            ),
+            default=0.0,
+        )

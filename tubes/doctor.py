@@ -126,9 +126,12 @@ class Check:
     rescues: ClassVar[bool] = False
     """Whether ``Rescuer.rescue``, which every process runs for the dead, repairs it instead of ``mend``."""
 
-    def patience(self) -> float:
-        """Seconds for which findings must last, since living processes may put them right by themselves."""
-        return 0.0
+    def until(self, since: float) -> float:
+        """When findings of that instant have lasted, since living processes may put them right by themselves.
+
+        Both are instants of the monotonic clock. Asked again after each further look, which may put it off.
+        """
+        return since
 
     def size(self, tx: Any) -> int:
         """About how many things there are to look at; 0: too few to show progress."""
@@ -288,8 +291,8 @@ class Examination:
 
     def _lasting(self, check: Check, after: Any, findings: Sequence[Finding]) -> Sequence[Finding]:
         """The findings that nobody puts right while we wait."""
-        deadline = real_monotonic() + check.patience()
-        while findings and real_monotonic() < deadline:
+        since = real_monotonic()
+        while findings and real_monotonic() < check.until(since):
             pause(LOOK_AGAIN_AFTER)
             still = set(self._look(check, after).findings)
             findings = [finding for finding in findings if finding in still]

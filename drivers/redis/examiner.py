@@ -163,7 +163,7 @@ def redis_checks(
         for where in places(features, deep=deep):
             yield Things(store, tube, features, where, told)
     yield Admissions(store)
-    yield Owners(store, watch.is_alive if deep else lambda tx, connection: True, watch.seconds)
+    yield Owners(store, watch.is_alive if deep else lambda tx, connection: True, watch.until)
     yield LonelySessions(store)
 
 
@@ -384,8 +384,8 @@ class Starts(RedisCheck):
 
     name = "tubes"
 
-    def patience(self) -> float:
-        return PATIENCE
+    def until(self, since: float) -> float:
+        return since + PATIENCE
 
     def look(self, tx: RedisTx, after: Any, limit: int, *, now: int) -> Look:
         tubes = [tube for tube in self._store.tubes(tx) if tube.id]  # whose number is known

@@ -91,7 +91,7 @@ def sql_checks(
     is_alive: IsAlive,
     watch: Callable[[], float],
 ) -> Iterator[Check]:
-    """The checks of a store whose tables ``sql`` makes. ``watch``: seconds until it is known who lives.
+    """The checks of a store whose tables ``sql`` makes. ``watch``: when it is known who lives.
 
     Sessions come first, or what they hold would seem to be a dead session's. Then comes what is stored, which
     task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of dead

@@ -527,7 +527,7 @@ class PostgresStore(SqlStore):
     def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         """Only a deep look checks the beats: that takes time."""
         watch = Watch(self._beats, self._dead, self._connection)
-        return watch.is_alive if deep else lambda tx, connection: True, watch.seconds
+        return watch.is_alive if deep else lambda tx, connection: True, watch.until
 
     # Life
 

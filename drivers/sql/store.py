@@ -140,7 +140,7 @@ class SqlStore(Renewable):
 
     @abstractmethod
     def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
-        """Tell whether a connection's process lives; and the seconds until that is known of all."""
+        """Tell whether a connection's process lives; and the instant when that is known of all."""
 
     # Sessions
 

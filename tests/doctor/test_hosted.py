@@ -19,6 +19,7 @@ from sleeper import is_asleep
 from slow import slow_but
 
 import tubes
+from tubes.clock import real_monotonic
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
@@ -126,13 +127,29 @@ def test_what_the_dead_hold_is_given_back_and_callbacks_hear_of_it(
     assert len(drain(tube)) == 9
 
 
-def test_what_a_dead_process_holds_is_given_back_by_the_command(patient: Patient) -> None:
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_what_a_dead_process_holds_is_given_back_by_the_command(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, stands_still: bool
+) -> None:
+    """Even if the machine stands still for a while as it waits for beats: that time does not count."""
+    late, doctor = 0.0, import_module("tubes.doctor")
+    pause = doctor.pause
+
+    def stand_still(seconds: float) -> None:
+        nonlocal late
+        late = 2.0
+        pause(seconds)
+
     tube = patient.fill()
     assert tube.take(timeout=0) is not None
     patient.do("HSET", ":sessions", NOBODY, "0 -")
     patient.do("HSET", ":connections", "99", f"{NOBODY} 3 here/1")
     hold(patient, 2, "b")
     assert patient.examine() == []  # it takes a while to know who is dead
+    if stands_still:
+        monkeypatch.setattr(doctor, "pause", stand_still)
+        for module in (doctor, import_module("tubes.drivers.watch")):
+            monkeypatch.setattr(module, "real_monotonic", lambda: real_monotonic() + late)
     said = patient.doctor("--fix", "--deep")
     assert (said.status, said.kinds) == (0, {"owner"})
     assert [(each["tube"], each["session"]) for each in said.findings] == [("jobs", NOBODY)]

@@ -58,7 +58,7 @@ def test_whose_dead_after_is_longer_is_given_that(clock: Clock) -> None:
     silent, every = {"patient": 1, "hasty": 1}, {"patient": 20.0, "hasty": 0.1}
     watch: Watch[str] = Watch(beats, lambda tx: beats.see(silent, every), "mine")
     assert [watch.is_alive(None, who) for who in silent] == [False, False]
-    assert watch.seconds() == 60.0
+    assert watch.until() == clock.now + 60.0
     dead_at: dict[str, float] = {}
     for half in range(140):
         for who, _ in beats.see(silent, every):
@@ -80,15 +80,15 @@ def test_a_doctor_knows_who_lives_by_a_beat_and_asks_no_second_one_before_it_is_
     def lives() -> tuple[bool, float]:
         """What a new look of a doctor's tells."""
         watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
-        return watch.is_alive(None, "other"), watch.seconds()
+        return watch.is_alive(None, "other"), max(watch.until() - clock.now, 0.0)
 
     watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
     assert [watch.is_alive(None, who) for who in ("mine", "other", "third")] == [True, False, False]
-    assert watch.seconds() == 15.0
+    assert watch.until() == clock.now + 15.0
     clock.now += 4.0
     stored["other"] = 2
     assert [watch.is_alive(None, who) for who in ("other", "third")] == [True, False]
-    assert watch.seconds() == 11.0
+    assert watch.until() == clock.now + 11.0
     assert lives() == (True, 0.0)
     clock.now += 5.0
     assert lives() == (True, 0.0)
@@ -108,6 +108,23 @@ def test_a_doctor_goes_by_a_beat_that_its_own_process_has_seen_meanwhile(clock: 
     stored["other"] = 2
     beats.see(stored, {})
     clock.now += 6.0
+    assert watch.is_alive(None, "other")
+
+
+def test_a_doctor_that_stood_still_meanwhile_waits_anew(clock: Clock) -> None:
+    """So may all others have done: by the time it goes on, nobody can have beaten, though much time is gone."""
+    beats: Beats[str] = Beats(15.0)
+    stored = {"other": 1}
+    watch: Watch[str] = Watch(beats, lambda tx: beats.see(stored, {}), "mine")
+    assert not watch.is_alive(None, "other")
+    clock.now += 12.0
+    assert not watch.is_alive(None, "other")
+    assert watch.until() == clock.now + 15.0
+    clock.now += 5.0
+    assert not watch.is_alive(None, "other")
+    assert watch.until() == clock.now + 10.0
+    stored["other"] = 2
+    clock.now += 0.1
     assert watch.is_alive(None, "other")
 
 
