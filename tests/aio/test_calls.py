@@ -216,7 +216,7 @@ async def test_a_wait_may_be_longer_than_the_system_can_wait(url: str, far: str)
             await jobs.put("late", delay=ages)
         take = asyncio.create_task(jobs.take(ages if far == "timeout" else None))
         await until(lambda: any(worker._naps for worker in queue._crew._all()))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await jobs.put("x")
             task = await take
         assert task is not None and task.data == "x"
@@ -440,7 +440,7 @@ async def test_a_statement_of_one_s_own_that_finds_nothing_next_ends() -> None:
     """A StopIteration would be lost on its way to the loop, and the transaction would wait for ever."""
     async with connect("sqlite://") as queue, queue.transaction() as unit:
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(queue.run_sync(lambda connection: next(iter(())), unit=unit), 1)
+            await asyncio.wait_for(queue.run_sync(lambda connection: next(iter(())), unit=unit), 10)
 
 
 @awaited
@@ -683,7 +683,7 @@ def test_who_closes_in_another_loop_waits_for_no_callback_of_the_first() -> None
     loop = asyncio.new_event_loop()
     queue = loop.run_until_complete(begin())
     assert len(begun) == 1
-    asyncio.run(asyncio.wait_for(queue.close(), 5))
+    asyncio.run(asyncio.wait_for(queue.close(), PATIENCE))
     assert begun[0] is not None and begun[0].cancel()
     loop.run_until_complete(asyncio.wait({begun[0]}))
     loop.close()
@@ -702,7 +702,7 @@ def test_who_closes_in_another_loop_waits_for_no_answer_that_the_first_has_left(
     before = threading.enumerate()
     loop = asyncio.new_event_loop()
     queue, take = loop.run_until_complete(begin())
-    asyncio.run(asyncio.wait_for(queue.close(), 5))
+    asyncio.run(asyncio.wait_for(queue.close(), PATIENCE))
     asyncio.run(until(lambda: not threads_since(before)))
     assert loop.run_until_complete(take) is None
     loop.close()

@@ -250,7 +250,7 @@ async def test_a_transaction_whose_end_is_cancelled_is_rolled_back(sql_url: str,
             await cancelled
         assert not units[0].is_open
         await asyncio.gather(*others)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await jobs.put("x")
             async with queue.transaction() as unit:
                 await jobs.put("y", unit=unit)
@@ -376,7 +376,7 @@ def test_a_cancelled_connect_is_not_waited_for_without_end(
 
     def slowly() -> tubes.Queue:
         begun.set()
-        may_go_on.wait(5)
+        may_go_on.wait(PATIENCE)
         opened.append(tubes.connect(f"sqlite:///{tmp_path / 'aio.db'}", sweep=False))
         return opened[0]
 
@@ -448,7 +448,7 @@ def test_a_transaction_that_a_loop_has_left_is_rolled_back(tmp_path: Path, calls
         return tube
 
     async def go_on() -> None:
-        assert (await asyncio.wait_for(tube.put("x"), 5)).data == "x"
+        assert (await asyncio.wait_for(tube.put("x"), PATIENCE)).data == "x"
         await tube._queue.close()
 
     tube = loop.run_until_complete(begin())

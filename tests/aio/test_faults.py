@@ -73,9 +73,15 @@ async def test_where_no_more_threads_can_be_had_a_queue_is_closed_all_the_same(
     await until(lambda: not threads_since(before))
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to a tube of the type redis waits for longer than a test makes its server hang."""
+    monkeypatch.setattr("tubes.drivers.redis.hosted.PATIENCE", PATIENCE)
+
+
 @awaited
 async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
-    tmp_path: Path, redis_server: RedisServer
+    tmp_path: Path, redis_server: RedisServer, patient: None
 ) -> None:
     """However many they are: calls to a tube in another store have threads of their own."""
     async with connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
@@ -89,7 +95,10 @@ async def test_calls_at_a_server_that_hangs_hold_up_no_other_tube(
 
 @awaited
 async def test_calls_at_a_server_that_hangs_hold_up_no_tube_on_another_server(
-    tmp_path: Path, redis_server: RedisServer, own_redis_server: Callable[..., RedisServer]
+    tmp_path: Path,
+    redis_server: RedisServer,
+    own_redis_server: Callable[..., RedisServer],
+    patient: None,
 ) -> None:
     """And the threads of both end with the queue."""
     before = threading.enumerate()

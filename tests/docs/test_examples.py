@@ -7,6 +7,7 @@ import doctest
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -152,23 +153,37 @@ def test_the_worker_puts_aside_what_killed_its_workers(tmp_path: Path) -> None:
 def test_the_awaiting_worker_touches_what_takes_long_and_finishes_it_when_it_is_told_to_end(
     tmp_path: Path,
 ) -> None:
-    """The how-to's worker, faster, with five tasks at once: the sixth is not taken, and no ttr is over."""
+    """The how-to's worker, faster, with five tasks at once: the sixth is not taken.
+
+    A task that is touched by as much as has gone by is over as late as if it were taken only now.
+    """
     (block,) = (found for found in blocks(ROOT / "docs/how-to/asyncio.md", "python") if found.file)
-    text = block.text.replace("every=20", "every=1").replace("range(50)", "range(5)")
-    (tmp_path / "worker.py").write_text(text)
+    sleep, over = 'await asyncio.sleep(data["seconds"])', tmp_path / "over"
+    assert sleep in block.text and "every=20" in block.text and "range(50)" in block.text
+    text = block.text.replace("every=20", "every=0.5").replace("range(50)", "range(5)")
+    work = f"""data["seconds"]
+    while not __import__("os").path.exists({str(over)!r}):
+        await asyncio.sleep(0.01)"""
+    (tmp_path / "worker.py").write_text(text.replace(sleep, work))
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(url) as queue:
         jobs = queue.create_tube("jobs", "fifottl", ttr=60)
         jobs.put({}, pri=0)  # fails
-        jobs.put_many([{"seconds": 6}] * 6, pri=1, ttr=5)
+        jobs.put_many([{"seconds": 1}] * 6, pri=1, ttr=60)
         worker = Process(["worker.py", url], cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True)
 
         def tasks(state: str) -> int:
             return int(jobs.statistics()["tasks"][state])
 
+        def due() -> list[datetime]:
+            return [task.due_at for task in jobs.tasks("t") if task.due_at is not None]
+
         eventually(lambda: (tasks("buried"), tasks("taken")) == (1, 5))
+        later = max(due()) + timedelta(seconds=1)
+        eventually(lambda: min(due()) >= later)  # each was touched twice or more
         worker.terminate()
-        said = worker.communicate(timeout=30)[1]
+        over.touch()
+        said = worker.communicate(timeout=60)[1]
         assert worker.returncode == 0, said
         calls = jobs.statistics()["calls"]
         assert (tasks("ready"), tasks("buried"), calls["ack"], calls["ttr"]) == (1, 1, 5, 0), said

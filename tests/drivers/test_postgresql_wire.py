@@ -212,7 +212,7 @@ def test_what_a_server_refuses_when_it_ends_a_connection_was_not_done(
     assert wire.is_lost
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_a_flight_that_breaks_off_in_the_middle_is_not_taken_for_done(
     wire: Wire, db: psycopg.Connection
 ) -> None:
@@ -315,13 +315,13 @@ def test_what_could_not_be_sent_was_not_done(wire: Wire) -> None:
     assert wire.is_lost and not caught.value.was_sent
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_what_is_larger_than_a_socket_holds_is_sent_whole(wire: Wire) -> None:
     for _ in ("new", "prepared"):
         assert wire.execute(ECHO, (LARGE,)).rows == [(LARGE,)]
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_a_statement_that_takes_long_is_waited_for_asleep(wire: Wire) -> None:
     begun = time.thread_time()
     wire.simple("SELECT pg_sleep(0.5)")
@@ -390,7 +390,7 @@ def is_waiting_for_server() -> bool:
     return main is not None and sys._current_frames()[main].f_code is Wire._wait.__code__
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 @pytest.mark.parametrize(("begin", "is_known"), [("", False), ("BEGIN", False), ("", True)])
 def test_an_interrupt_cancels_a_statement_that_waits_for_a_lock(
     wire: Wire, db: psycopg.Connection, interrupted_when: Interrupt, begin: str, is_known: bool
@@ -426,7 +426,7 @@ def test_a_child_cancels_nothing_of_its_parent_s(wire: Wire, db: psycopg.Connect
         assert put.result(20).count == 1
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
     wire: Wire, interrupted_when: Interrupt
 ) -> None:
@@ -438,7 +438,7 @@ def test_an_interrupt_while_more_is_being_sent_leaves_the_connection_usable(
     assert wire.execute(ECHO, ("after",)).rows == [("after",)]
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 @pytest.mark.parametrize("how", ["ended", "silent"])
 @pytest.mark.parametrize("sends", ["one", "flight", "text"])
 def test_an_interrupt_is_what_is_raised_where_the_connection_breaks_just_then(

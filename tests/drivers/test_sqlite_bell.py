@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.harness import ended
+from tubes.drivers.sql import sqlite_bell
 from tubes.drivers.sql.sqlite_bell import BOARD_SIZE, SLOTS, Bell, Board, ring
 
 from tubes.waiting import room
@@ -131,10 +133,12 @@ def test_ringing_a_bell_that_is_gone_is_harmless(bell: Bell) -> None:
     bell.stir()
 
 
-def test_a_stir_ends_the_sleep_of_another_thread(bell: Bell) -> None:
-    woken = []
+def test_a_stir_ends_the_sleep_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_bell, "FLOOR", 60.0)
+    bell, woken = Bell(), list[bool]()
     thread = threading.Thread(target=lambda: woken.append(bell.wait()))
     thread.start()
     bell.stir()
-    thread.join(5)
+    ended(thread)
     assert woken == [True]
+    bell.close()

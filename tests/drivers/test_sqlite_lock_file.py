@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.harness import eventually, run
+from faults.harness import eventually, left_open, run
 from tubes.drivers.sql import sqlite_bell, sqlite_byte_locks, sqlite_lock_file
 from tubes.drivers.sql.sqlite_lock_file import LockFile
 
@@ -50,12 +50,6 @@ for _ in range(3):
 print(len(opened), subprocess.check_output([sys.executable, "-c", TAKE, url], text=True).strip())
 print(tube.ack(task).data)
 """
-
-
-def left_open(folder: Path) -> list[str]:
-    """What this process has open in a folder."""
-    opened = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
-    return [path for path in opened if path.startswith(f"{folder}/")]
 
 
 def test_a_second_copy_of_the_library_in_a_process_ends_no_proof_of_the_first(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import random
 import signal
 import sys
@@ -72,7 +73,7 @@ def quiet(connect: Connect, **options: Any) -> tubes.Queue:
     return queue
 
 
-def eventually(holds: Callable[[], object], within: float = 30.0) -> None:
+def eventually(holds: Callable[[], object], within: float = 60.0) -> None:
     """Wait until something is true of other processes; fail if it does not become true in time."""
     deadline = time.monotonic() + within
     while not holds():
@@ -103,6 +104,12 @@ def seconds_each(count: int, call: Callable[[], object]) -> list[float]:
     return took
 
 
+def left_open(folder: Path) -> list[str]:
+    """What this process has open in a folder: of what it has open elsewhere, tests before this one may close some."""
+    opened = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    return [path for path in opened if path.startswith(f"{folder}/")]
+
+
 def let_through_until_vacuumed(tube: tubes.Tube, db: psycopg.Connection, table: str = "tubes_task") -> None:
     """Put, take and ack until a queue has vacuumed the tube's table in PostgreSQL once more."""
 
@@ -123,7 +130,7 @@ def waiting(tube: tubes.Tube, timeout: float | None = 60) -> tuple[threading.Thr
     got: list[tubes.Task | None] = []
     thread = threading.Thread(target=lambda: got.append(tube.take(timeout=timeout)), daemon=True)
     thread.start()
-    eventually(lambda: tube._store.waiters.count(tube.record.id))
+    eventually(lambda: tube._store.waiters.count(tube.record.id) or not thread.is_alive())
     return thread, got
 
 
@@ -442,7 +449,7 @@ def torment(
     for role, count in (("produce", producers), ("consume", consumers)):
         for _ in range(count):
             crew.start(role)
-    eventually(lambda: crew.acked() >= 5, within=60)
+    eventually(lambda: crew.acked() >= 5)
     stopped: list[tuple[float, Process]] = []
     end = time.monotonic() + seconds
     pace = Pace(crew)

@@ -448,7 +448,7 @@ def _watch(tube: tubes.Tube, until: float, groups: int) -> None:
 
 def _drain(tube: tubes.Tube) -> Iterator[Hold]:
     """Take and ack what is left; nothing may be stuck."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while tube.statistics()["tasks"]["total"]:
         tube.kick(1000)
         asked = time.monotonic()

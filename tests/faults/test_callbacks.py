@@ -231,7 +231,7 @@ def test_a_slow_callback_of_one_who_waited_holds_up_nobody_else(connect: Connect
     eventually(is_slow.is_set)
     tube.put(1)
     tube.put(2)
-    eventually(lambda: len(got) == 2, within=10)
+    eventually(lambda: len(got) == 2, within=30)
     go_on.set()
     ended(*threads)
     assert {*got} == {0, 1, 2}
@@ -262,6 +262,6 @@ def test_a_slow_callback_of_a_put_that_waited_holds_up_nobody_else(connect: Conn
         assert task is not None
         tube.ack(task)
         eventually(is_slow.is_set)
-    eventually(is_over.is_set, within=10)
+    eventually(is_over.is_set, within=30)
     go_on.set()
     ended(*threads)

@@ -78,7 +78,7 @@ def test_a_take_that_is_interrupted_wherever_it_waits_strands_no_task(connect: C
 
 def test_calls_that_are_interrupted_wherever_they_wait_keep_no_connection(connect: Connect) -> None:
     """Otherwise there would be none left after a few of them."""
-    tube = connect(sweep=False, migrate=True, busy_timeout=0.5).create_tube("jobs", "fifo")
+    tube = connect(sweep=False, migrate=True).create_tube("jobs", "fifo")
     for at in range(1, 5):
         for _ in range(20):
             interrupted(lambda: tube.statistics(), at)

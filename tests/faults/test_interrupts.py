@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -177,10 +176,8 @@ def test_a_signal_ends_a_waiting_take_at_once(
     """The handler runs during the wait, not after it; the process goes on, or ends in good order."""
     worker = process(WAITING, db, name)
     assert heard(worker) == "waiting"
-    sent = time.monotonic()
     worker.send_signal(getattr(signal, f"SIG{name}"))
-    assert worker.wait(10) == status
-    assert time.monotonic() - sent < 2  # including the end of a Python process
+    assert worker.wait(20) == status  # nothing else would end it
     if name == "INT":
         assert heard(worker) == "after"
 
@@ -594,7 +591,7 @@ def test_a_signal_in_a_change_of_the_session_leaves_it_whole(connect: Connect, d
     assert at > 20
 
 
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_a_handler_closes_a_queue_that_sweeps(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes while the sweep holds what close needs: the handler waits until it no longer does."""
     queue = connect(sweep=False)
@@ -638,7 +635,7 @@ def test_a_close_that_a_signal_cuts_short_keeps_nothing(connect: Connect) -> Non
 
 def check_connect(connect: Connect, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal's handler raises just after a connect starts one of its threads: none of them is left."""
-    before, start, started = threading.enumerate(), threading.Thread.start, 0
+    before, start, started = {*threading.enumerate()}, threading.Thread.start, 0
 
     def struck(thread: threading.Thread) -> None:
         nonlocal started
@@ -657,7 +654,7 @@ def check_connect(connect: Connect, threads: int, monkeypatch: pytest.MonkeyPatc
             with monkeypatch.context() as patch, pytest.raises(Struck):
                 patch.setattr(threading.Thread, "start", struck)
                 connect()
-            assert threading.enumerate() == before, at
+            assert not {*threading.enumerate()} - before, at
     finally:
         signal.signal(signal.SIGUSR1, handler)
     connect().create_tube("jobs", "fifo").put(1)
@@ -716,7 +713,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 began.wait()
 """
-    assert run(code, db, within=20) == "held"
+    assert run(code, db) == "held"
     with tubes.connect(f"sqlite:///{db}") as queue:
         task = queue.tube.jobs.take(timeout=0)
         assert task is not None and task.data == "held"

@@ -162,7 +162,7 @@ def test_a_take_of_many_leaves_one_to_who_came_first(
     rest.start()
     eventually(lambda: clock.waiting == 2)
     connect().tube.jobs.put_many([1, 2, 3])
-    first.join(5)
+    ended(first)
     assert len(rest.got) == 1 and first.got is not None
 
 

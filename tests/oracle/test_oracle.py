@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.harness import ended
 from oracle import rules
 from oracle.awaited_stage import AwaitedStage
 from oracle.outcome import Outcome, Step
@@ -461,8 +462,7 @@ def test_a_wait_ends_though_time_passed_before_it_began() -> None:
     seen.wait(20)
     clock.advance(1)
     moved.set()
-    waiting.join(5)
-    assert not waiting.is_alive()
+    ended(waiting)
 
 
 def test_a_call_on_a_tube_that_only_tarantool_keeps_is_not_refused_for_what_it_asks(path: Path) -> None:

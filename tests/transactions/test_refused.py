@@ -273,8 +273,8 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
     """Through any queue on the file: it would wait for itself. Reads are answered, and later calls work."""
     place = sqlite_place
     tube = place.tube()
-    other = place.connect(busy_timeout=30).tube.jobs
-    elsewhere = place.connect(busy_timeout=30, namespace="elsewhere").create_tube("jobs", "fifo")
+    other = place.connect(busy_timeout=600).tube.jobs
+    elsewhere = place.connect(busy_timeout=600, namespace="elsewhere").create_tube("jobs", "fifo")
     with place.engine.connect() as connection, place.engine.connect() as second:
         tube.put("inside", connection=connection)
         began = time.monotonic()
@@ -289,7 +289,7 @@ def test_a_plain_call_of_the_thread_that_holds_the_lock_is_refused_at_once(sqlit
         for call in calls:
             with pytest.raises(tubes.StoreBusy, match="pass connection="):
                 call()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         assert tube.tasks("r") == []
         connection.commit()
         tube.put("outside")
@@ -301,7 +301,7 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
 ) -> None:
     """It need not be the thread that began it."""
     tube = sqlite_place.tube()
-    other = sqlite_place.connect(busy_timeout=30).tube.jobs
+    other = sqlite_place.connect(busy_timeout=600).tube.jobs
     began = time.monotonic()
     with sqlite_place.engine.connect() as connection:
         first = threading.Thread(target=tube.put, args=("first",), kwargs={"connection": connection})
@@ -311,7 +311,7 @@ def test_a_plain_call_is_refused_at_once_in_the_thread_that_went_on_with_the_tra
         with pytest.raises(tubes.StoreBusy, match="pass connection="):
             other.put("x")
         connection.commit()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert sqlite_place.changes == [("put", "first"), ("put", "second")]
 
 
@@ -369,8 +369,8 @@ def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_
     place = sqlite_place
     tube = place.tube()
     others = [
-        place.connect(busy_timeout=30).tube.jobs,
-        place.connect(busy_timeout=30, namespace="elsewhere").create_tube("jobs", "fifo"),
+        place.connect(busy_timeout=600).tube.jobs,
+        place.connect(busy_timeout=600, namespace="elsewhere").create_tube("jobs", "fifo"),
     ]
     began = time.monotonic()
     with place.queue.transaction() as unit:
@@ -380,8 +380,8 @@ def test_a_call_of_another_queue_inside_a_transaction_of_this_one_is_refused_at_
                 with pytest.raises(tubes.StoreBusy, match="another queue on the same file"):
                     call()
         with pytest.raises(tubes.StoreBusy, match="another queue on the same file"):
-            place.connect(busy_timeout=30)
-    assert time.monotonic() - began < 5
+            place.connect(busy_timeout=600)
+    assert time.monotonic() - began < 60
     for other in others:
         other.put("outside")
     assert [task.data for task in tube.tasks("r")] == ["inside", "outside"]
@@ -394,7 +394,7 @@ def test_a_call_behind_one_that_waits_for_the_transaction_of_the_callers_thread_
 ) -> None:
     """Whether commits are shared or not, it stands in line, and would wait for itself."""
     sqlite_place.tube()
-    tube: Any = sqlite_place.connect(busy_timeout=30, durability=durability).tube.jobs
+    tube: Any = sqlite_place.connect(busy_timeout=600, durability=durability).tube.jobs
     with sqlite_place.engine.connect() as connection:
         tube.put("inside", connection=connection)
         other = threading.Thread(target=tube.put, args=("outside",))
@@ -403,7 +403,7 @@ def test_a_call_behind_one_that_waits_for_the_transaction_of_the_callers_thread_
         began = time.monotonic()
         with pytest.raises(tubes.StoreBusy, match="pass connection="):
             tube.put("x")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         connection.commit()
     other.join()
     assert [task.data for task in tube.tasks("r")] == ["inside", "outside"]

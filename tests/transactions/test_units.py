@@ -112,7 +112,7 @@ def test_a_unit_s_connection_forgets_no_statement_of_the_queue_s(postgres_place:
     assert [task.data for task in tube.tasks("r")] == [0, 0, 1, 1]
 
 
-@pytest.mark.timeout(30, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_threads_that_share_a_unit_wait_for_its_statements_too(place: Place) -> None:
     """The statements of its connection and those of its tubes share one wire."""
     tube = place.tube()
@@ -304,7 +304,7 @@ def test_a_queue_in_memory_has_a_unit_s_connection() -> None:
         assert tube.take(0) is not None
 
 
-@pytest.mark.timeout(30, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_who_waits_for_no_lock_at_all_is_told_at_once_that_it_is_held(place: Place) -> None:
     """On PostgreSQL a lock_timeout of 0 would mean for ever."""
     tube = place.tube()
@@ -359,7 +359,7 @@ def test_a_queue_that_is_closed_inside_a_transaction_commits_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(20, method="thread")
+@pytest.mark.timeout(60, method="thread")
 def test_a_queue_that_is_closed_inside_a_transaction_does_not_wait_for_a_sweep_that_waits_for_that(
     sqlite_place: Place,
 ) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import interpreter
@@ -57,9 +56,7 @@ def test_it_can_be_stopped_and_killed() -> None:
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    begun = time.monotonic()
     process.kill()
     assert process.wait(20) == -signal.SIGKILL == process.poll()
-    assert time.monotonic() - begun < 5
     process.kill()  # it has ended already
     process.stdout.close()

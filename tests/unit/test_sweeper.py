@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
-from faults.harness import eventually, handler_that_raises, run
+from faults.harness import ended, eventually, handler_that_raises, run
 
 import tubes
 from tubes.clock import pause, real_monotonic
@@ -56,7 +56,7 @@ def test_a_failure_that_lasts_is_said_once_and_its_end_too(
     sweeper = Sweeper(work)
     with caplog.at_level(logging.DEBUG, logger="tubes.sweeper"):
         sweeper.nudge(0.0)
-        deadline = real_monotonic() + 10
+        deadline = real_monotonic() + 60
         while len(turns) < len(answers) + 2 and real_monotonic() < deadline:
             pause(0.005)
         sweeper.stop()
@@ -126,7 +126,7 @@ def test_a_thread_that_cannot_be_had_is_asked_for_again(
         sweeper.nudge(0.0)
     assert "can't start new thread" in caplog.text
     sweeper.nudge(0.0)
-    deadline = real_monotonic() + 10
+    deadline = real_monotonic() + 60
     while not turns and real_monotonic() < deadline:
         pause(0.01)
     sweeper.stop()
@@ -161,21 +161,20 @@ threading.Thread(target=end).start()
 def test_a_nudge_while_it_runs_waits_for_nobody_and_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tubes.sweeper.SWEEP_EVERY", 600.0)  # nothing else makes it run again
     turns: list[float] = []
-    goes_on = threading.Event()
+    goes_on, waited = threading.Event(), list[bool]()
 
     def work() -> None:
         turns.append(real_monotonic())
-        goes_on.wait(10)
+        waited.append(goes_on.wait(30))
 
     sweeper = Sweeper(work)
     sweeper.nudge(0.0)
     eventually(lambda: turns)
-    began = real_monotonic()
     sweeper.nudge(0.0)
-    assert real_monotonic() - began < 5
     goes_on.set()
     eventually(lambda: len(turns) == 2)
     sweeper.stop()
+    assert waited[0], "the nudge came back only when it had run"
 
 
 @pytest.mark.slow
@@ -208,8 +207,8 @@ def test_it_may_be_stopped_from_within(caplog: pytest.LogCaptureFixture) -> None
     sweeper = Sweeper(work)
     sweeper.nudge(0.0)
     eventually(lambda: stopped)
-    stopped[0].join(10)
-    assert not stopped[0].is_alive() and not caplog.records
+    ended(stopped[0])
+    assert not caplog.records
 
 
 def test_who_stops_it_waits_for_what_it_is_at() -> None:
@@ -234,9 +233,9 @@ def test_once_stopped_it_is_nudged_in_vain() -> None:
     turns: list[float] = []
     sweeper = Sweeper(lambda: turns.append(real_monotonic()))
     sweeper.stop()
-    before = threading.active_count()
+    before = threading.enumerate()
     sweeper.nudge(0.0)
-    assert threading.active_count() == before
+    assert not {*threading.enumerate()} - {*before}
     assert not turns
 
 
@@ -262,7 +261,7 @@ def test_what_calls_exit_ends_no_background_thread(caplog: pytest.LogCaptureFixt
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Background threads that run only when something is due: not every second, nor to store counts."""
     for name in ("tubes.sweeper.SWEEP_EVERY", "tubes.queue.SWEEP_EVERY", "tubes.queue.FLUSH_AFTER"):
-        monkeypatch.setattr(name, 10.0)
+        monkeypatch.setattr(name, 600.0)
 
 
 def test_a_sweep_comes_when_something_is_due(idle: None) -> None:
@@ -279,7 +278,7 @@ def test_a_sweep_comes_when_something_is_due(idle: None) -> None:
         queue.create_tube("last", "fifottl").put("last", delay=500)
         tube.put("first", delay=0.05)
         more.put("second", delay=0.1)
-        eventually(lambda: heard == ["first", "second"], within=5)
+        eventually(lambda: heard == ["first", "second"])
 
 
 def test_what_is_due_sooner_than_the_next_sweep_brings_it_forward(idle: None) -> None:
@@ -290,7 +289,7 @@ def test_what_is_due_sooner_than_the_next_sweep_brings_it_forward(idle: None) ->
         for _ in range(2):  # the second one after a sweep has run and planned the next
             heard.clear()
             tube.put("x", delay=0.02)
-            eventually(lambda: heard[-1:] == [tubes.Event.DELAY], within=5)
+            eventually(lambda: heard[-1:] == [tubes.Event.DELAY])
 
 
 def test_what_is_due_again_at_once_is_done_at_once(idle: None) -> None:
@@ -302,7 +301,7 @@ def test_what_is_due_again_at_once_is_done_at_once(idle: None) -> None:
 
     sweeper = Sweeper(work)
     sweeper.nudge(0.0)
-    eventually(lambda: len(turns) > 2, within=5)
+    eventually(lambda: len(turns) > 2)
     sweeper.stop()
 
 
@@ -314,7 +313,7 @@ def test_the_sweep_comes_for_the_first_of_several_that_are_due(idle: None) -> No
         tube.put("long", ttr=500)
         tube.on_task_change(lambda task, event: heard.append((event, task.data)))
         tube.take_many(2, timeout=0)
-        eventually(lambda: heard[2:] == [(tubes.Event.TTR, "short")], within=5)
+        eventually(lambda: heard[2:] == [(tubes.Event.TTR, "short")])
 
 
 def test_counts_are_stored_soon_in_a_process_that_does_not_sweep(
@@ -325,4 +324,4 @@ def test_counts_are_stored_soon_in_a_process_that_does_not_sweep(
         tube = queue.create_tube("jobs", "fifo")
         for _ in range(2):
             tube.put("x")
-            eventually(lambda: not queue.store.counts.is_dirty, within=5)
+            eventually(lambda: not queue.store.counts.is_dirty)
