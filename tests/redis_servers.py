@@ -122,7 +122,8 @@ class RedisServer:
     def command(self, name: str, *arguments: Any) -> Any:
         """Send a command through the socket, on a connection of its own."""
         retry = Retry(NoBackoff(), 0)  # one look is enough; its default sleeps between many
-        with redis.Redis(unix_socket_path=f"{self.folder}/redis.sock", retry=retry) as client:
+        sock = f"{self.folder}/redis.sock"
+        with redis.Redis(unix_socket_path=sock, retry=retry, socket_timeout=PATIENCE) as client:
             return client.execute_command(name, *arguments)
 
     @contextmanager

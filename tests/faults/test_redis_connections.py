@@ -695,7 +695,8 @@ def says_that_it_loads(client: redis.Redis) -> bool:
 
 def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
     """Even if a client must first connect and select a database, which Redis, unlike Valkey, refuses then."""
-    with tubes.connect(server.url.replace("db=0", "db=2"), sweep=False) as queue:
+    url = server.url.replace("db=0", "db=2")
+    with tubes.connect(url, sweep=False, busy_timeout=60) as queue:
         tube = queue.create_tube("jobs", "fifo")
         store: Any = queue.store
         store._hub.nodes.close()
@@ -709,7 +710,7 @@ def test_a_script_of_somebody_else_is_waited_for(server: RedisServer) -> None:
 @pytest.mark.timeout(60, method="thread")
 def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: RedisServer) -> None:
     """It too finds the session over, in a thread that is in the middle of beginning another."""
-    with tubes.connect(server.url, sweep=False) as queue:
+    with tubes.connect(server.url, sweep=False, busy_timeout=60) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put("x")
         store: Any = queue.store
@@ -729,9 +730,10 @@ def test_a_signal_s_handler_may_call_while_a_session_is_begun_anew(server: Redis
 @pytest.mark.timeout(60, method="thread")
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited_for(
-    server: RedisServer, tmp_path: Path, closes: bool
+    server: RedisServer, tmp_path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or close the queue, as a handler of SIGTERM does. Then what was being opened is closed again."""
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 60.0)
     store = f"sqlite:///{tmp_path / 'jobs.db'}"
     with tubes.connect(store, sweep=False) as creator:
         creator.create_tube("jobs", "redis", url=server.url)
