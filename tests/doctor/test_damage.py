@@ -552,7 +552,7 @@ def test_what_a_dead_process_holds_is_given_back(patient: Patient, monkeypatch: 
     assert [(finding.tube, finding.session) for finding in found] == [
         (name, NOBODY) for name in ("jobs", *(other.name for other in more))
     ]
-    assert sum(pauses) < 6  # dead_after is 2.5 s
+    assert sum(pauses) < 8  # dead_after is 2.5 s, once for all, and once more if the machine stands still
     said = patient.doctor("--fix", "--deep")
     assert (said.status, said.kinds) == (0, {"owner"})
     assert [len(drain(other)) for other in more] == [9, 9, 9]

@@ -492,8 +492,12 @@ def test_who_waits_where_there_are_no_bells_is_told_so(
     """A Redis service, or a proxy in front of it, may have no commands that block."""
     server = own_redis_server(settings='rename-command BLPOP ""')
     with tubes.connect(server.url) as queue:
-        assert queue.create_tube("jobs", "fifo").take(timeout=0.1) is None
+        tube = queue.create_tube("jobs", "fifo")
+        thread, got = waiting(tube)
         eventually(lambda: caplog.records)
+        tube.put("x")
+        ended(thread)
+        assert got[0] is not None and got[0].data == "x"
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "BLPOP" in record.getMessage()
 
