@@ -35,6 +35,13 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.load_profile("untimed")  # a busy machine is no fault
 os.environ.setdefault("TUBES_KIT_EXAMPLES", "3")  # different ones each time, for each type on each store
 
+LEFT_ROWS = """
+SET LOCAL lock_timeout = '30s'; SET LOCAL synchronous_commit = off;
+DELETE FROM tubes_tube; DELETE FROM tubes_task; DELETE FROM tubes_temporary_task; DELETE FROM tubes_calls;
+DELETE FROM tubes_connection WHERE id <> {connection}; DELETE FROM tubes_session WHERE id <> '{session}'
+"""
+"""Removes all rows of ours but those of one open queue."""
+
 
 def _is_left_out(collector: pytest.Collector, test: Any) -> bool:
     """Whether the class of a kit names ``topics`` and the test is of another: the slow tests run those."""
@@ -179,16 +186,28 @@ def own_migrated_db(postgres_server: PostgresServer, _postgres_template: str) ->
 
 
 @pytest.fixture(scope="session")
-def postgres_queue_url(postgres_url: str) -> Iterator[str]:
-    """A database with our tables that notices the dead soon, for tests that clean up after themselves."""
+def _postgres_queue_database(postgres_url: str) -> Iterator[tuple[str, tubes.Queue, sa.Engine]]:
     with new_database(postgres_url) as url:
         hasty = (
             sa.make_url(url).update_query_dict({"dead_after": "2.5"}).render_as_string(hide_password=False)
         )
-        with tubes.connect(
-            hasty, migrate=True, sweep=False, durability="off"
-        ):  # the others get its spare connections
-            yield hasty
+        with tubes.connect(hasty, migrate=True, sweep=False, durability="off") as queue:
+            engine = sa.create_engine(url, pool_pre_ping=True)  # some tests start the server again
+            yield hasty, queue, engine  # the tests' queues get the spare connections of this one
+            engine.dispose()
+
+
+@pytest.fixture
+def postgres_queue_url(_postgres_queue_database: tuple[str, tubes.Queue, sa.Engine]) -> str:
+    """A database with our tables that notices the dead soon; rows of ours that tests leave are gone before the next.
+
+    For tests that leave nothing else, and do not mind that one more queue is open there.
+    """
+    url, queue, engine = _postgres_queue_database
+    store: Any = queue.store
+    with engine.begin() as db:
+        db.exec_driver_sql(LEFT_ROWS.format(connection=store._connection, session=store.session))
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -54,14 +54,15 @@ BATCHES: dict[str, Statement] = {
 
 
 @pytest.fixture(scope="module")
-def db(postgres_queue_url: str) -> Iterator[psycopg.Connection]:
+def db(_postgres_queue_database: tuple[str, tubes.Queue, sa.Engine]) -> Iterator[psycopg.Connection]:
     """A connection to a queue that had many tasks and now has none, as its statistics say."""
-    with tubes.connect(postgres_queue_url, sweep=False) as queue:
+    hasty, _, _ = _postgres_queue_database
+    with tubes.connect(hasty, sweep=False) as queue:
         tube = queue.create_tube("jobs", "fifo")
         tube.put_many(range(1000))
         tube.truncate()
         tube.drop()
-    url = sa.make_url(postgres_queue_url).difference_update_query(["dead_after"])
+    url = sa.make_url(hasty).difference_update_query(["dead_after"])
     with psycopg.connect(conninfo(url.render_as_string(hide_password=False)), autocommit=True) as db:
         db.execute("VACUUM (ANALYZE) tubes_task")
         for name, value in (PLANNING | LASTING).items():

@@ -474,7 +474,7 @@ def test_a_child_opens_tubes_though_another_thread_was_about_to(connect: Connect
     lock: Any = queue._open_tubes._lock
 
     def child() -> Any:
-        signal.alarm(5)
+        signal.alarm(30)
         return queue.create_tube("jobs", "fifo").name
 
     with ThreadPoolExecutor(1) as other:
@@ -491,7 +491,7 @@ def test_a_child_leaves_a_transaction_though_another_thread_was_in_a_call_of_it(
     error = ValueError()
 
     def child() -> Any:
-        signal.alarm(5)
+        signal.alarm(30)
         with pytest.raises(tubes.BadOption, match="over"):
             _ = unit.connection
         return transaction.__exit__(ValueError, error, None)
@@ -622,7 +622,7 @@ def test_a_child_makes_a_store_though_another_thread_was_about_to(tmp_path: Path
     alone = running._alone
 
     def child() -> Any:
-        signal.alarm(10)
+        signal.alarm(30)
         with tubes.connect(f"sqlite:///{tmp_path}/new.db", sweep=False) as queue:
             return queue.tubes()
 
@@ -639,7 +639,7 @@ def test_a_child_joins_a_transaction_though_another_thread_was_about_to(connect:
     tube = connect(sweep=False).create_tube("jobs", "fifo")
 
     def child() -> Any:
-        signal.alarm(10)
+        signal.alarm(30)
         with sa.create_engine(f"sqlite:///{db}").begin() as connection:
             return tube.put("x", connection=connection).data
 
@@ -653,7 +653,7 @@ def test_a_child_connects_though_another_thread_was_about_to(postgres_db: str) -
     shared = importlib.import_module("tubes.drivers.sql.postgresql_shared").Shared
 
     def child() -> Any:
-        signal.alarm(10)
+        signal.alarm(30)
         with tubes.connect(postgres_db, sweep=False) as queue:
             return queue.tubes()
 
@@ -938,7 +938,7 @@ threading.Thread(target=hold).start()
 holds.wait()
 pid = os.fork()
 if pid == 0:
-    signal.alarm(10)
+    signal.alarm(30)
     tubes.register_driver("lifo", tubes.TubeType(order="newest"))
     with tubes.connect(url, sweep=False) as queue:
         tube = queue.create_tube("jobs", "lifo")

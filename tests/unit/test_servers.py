@@ -16,6 +16,9 @@ import pytest
 import servers
 from servers import PostgresServer, conninfo, empty_database
 
+import tubes
+from tubes.doctor import Doctor
+
 
 def ask(url: str, question: str) -> object:
     with psycopg.connect(conninfo(url)) as db:
@@ -69,6 +72,21 @@ def test_a_test_finds_nothing_of_another(postgres_db: str) -> None:
     with closing(leave_things(postgres_db)):
         empty_database(postgres_db)
         leave_things(postgres_db).close()
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_a_test_finds_no_rows_of_another_in_the_queue_that_they_share(
+    postgres_queue_url: str, turn: str
+) -> None:
+    """Such as those of a session that died there."""
+    with tubes.connect(postgres_queue_url, sweep=False) as queue:
+        assert queue.tubes() == [] and [*Doctor(queue, deep=True).examine()] == []
+        tube = queue.create_tube(f"left_over_from_the_{turn}", "fifo")
+        tube.put_many("xy")
+        assert tube.take(timeout=0) is not None
+        with queue.transaction() as unit:
+            unit.connection.exec_driver_sql("INSERT INTO tubes_session (id, ttr_ms) VALUES ('~', 0)")
+            unit.connection.exec_driver_sql("UPDATE tubes_task SET owner = '~' WHERE state = 't'")
 
 
 @pytest.mark.slow
