@@ -193,7 +193,7 @@ def _postgres_queue_database(postgres_url: str) -> Iterator[tuple[str, tubes.Que
         )
         with tubes.connect(hasty, migrate=True, sweep=False, durability="off") as queue:
             engine = sa.create_engine(url, pool_pre_ping=True)  # some tests start the server again
-            yield hasty, queue, engine  # the tests' queues get the spare connections of this one
+            yield hasty, queue, engine  # the tests' queues use connections of this one
             engine.dispose()
 
 

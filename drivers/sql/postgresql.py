@@ -50,9 +50,7 @@ from .examiner import IsAlive
 from .joined import join, unusable
 from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
-from .postgresql_listener import Listener
-from .postgresql_pool import Pool
-from .postgresql_shared import Shared
+from .postgresql_shared import Server, Shared, milliseconds
 from .postgresql_temporary import empty_temporary
 from .postgresql_tx import PostgresTx
 from .postgresql_url import conninfo, parsed
@@ -106,15 +104,14 @@ class PostgresStore(SqlStore):
     ) -> None:
         check_poll()
         super().__init__()
-        self._url, self._dead_after, self._pooled = parsed(url)
+        self._url, self._dead_after, pooled = parsed(url)
         self._what = f"PostgreSQL database {migrations.shown(self._url)}"
         self.clock = ServerClock() if type(clock) is SystemClock else clock
         self._durability = durability
         self._namespace = namespace
         self._busy_timeout = busy_timeout
-        self._kind = (durability, busy_timeout, self._pooled)
         self._own_ttr_ms = session_ttr_ms
-        self._conninfo = conninfo(self._url)
+        self._server = Server(conninfo(self._url), self._what, namespace, self._dead_after, pooled)
         self._sql = statements(DIALECT, namespace)
         self._sql_temporary = statements(DIALECT, namespace, temporary=True)
         self._whereabouts = Statement(identity_query(namespace), DIALECT)
@@ -124,50 +121,35 @@ class PostgresStore(SqlStore):
         self._open(migrate=bool(migrate))
 
     def _open(self, *, migrate: bool = False) -> None:
-        self._is_up = False
         self._order = threading.RLock()  # a signal handler may run in the middle of a commit
         self._resuming = threading.RLock()  # the same
         self.lost_sessions: set[str] = set()
         self._beats: Beats[int] = Beats(self._dead_after)
         self.set_aside: set[str] = set()
         self.waiters, self.counts = self._shared.waiters, self._shared.counts
+        with_ready = self._sql.with_ready, self._sql_temporary.with_ready
         try:
             self._insist(self._get_ready, migrate)
+            self._listener = guarded(self._shared.enter, self._busy_timeout, self._beat, with_ready)
+            self._share()  # the last of the others may have left meanwhile, and closed the pool
         except BaseException:
-            self._pool.forget_idle()
+            self._close()
             raise
-        try:
-            self._listener = Listener(
-                lambda: self._connected("off"),
-                self._namespace,
-                self.waiters,
-                self._beat,
-                self._beats.every,
-                self._shared.announced,
-                (self._sql.with_ready, self._sql_temporary.with_ready),
-            )
-            self._listener.start()
-        except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads
-            self._pool.forget_idle()
-            raise StoreUnavailable(f"cannot listen to {self._what}: {error}") from error
-        self._shared.listeners.add(self._listener)
         self._call_others = self._listener.notify
 
     def _share(self) -> None:
-        self._shared = guarded(Shared.of, self._conninfo, self._namespace)
-        self._pool = Pool(self._open_wire, self._kind, self._shared, self._what)
+        self._shared = guarded(Shared.of, self._server)
+        self._pool = guarded(self._shared.pool, self._durability, self._busy_timeout)
 
     def _get_ready(self, migrate: bool) -> None:
         self._bring_up(migrate)
         with self._pool.lent() as wire:
             empty_temporary(wire, self._namespace)
             self._learn_time(wire)
-        self._is_up = True
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
         with self._pool.lent() as wire:
-            self._pooled = wire.pooled
             with suppress(Refused):
                 version = f'SELECT version_num FROM "{version_table(self._namespace)}"'
                 if wire.execute(version, ()).rows == [(HEAD,)]:
@@ -178,33 +160,6 @@ class PostgresStore(SqlStore):
                 if error.code not in IN_THE_WAY:
                     raise
                 raise in_the_way(str(error).splitlines()[0], self._namespace, self._what) from error
-
-    # Connections
-
-    def _connected(self, durability: str) -> Wire:
-        # How long libpq waits for a silent server
-        silent, third = int(self._dead_after * 1000), max(int(self._beats.every), 1)
-        patience = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
-        if "PGCONNECT_TIMEOUT" not in os.environ:
-            patience += " connect_timeout=10"
-        return Wire(
-            f"{patience} {self._conninfo}",  # the user's own come last, and win
-            self._what,
-            durability,
-            pooled=self._pooled,
-            lock_timeout=_milliseconds(self._busy_timeout),
-        )
-
-    def _open_wire(self) -> Wire:
-        """Open one more connection for use."""
-        wire = self._connected(self._durability)
-        try:
-            if self._is_up:  # the server may have been restarted since
-                empty_temporary(wire, self._namespace)
-        except BaseException:
-            wire.close()
-            raise
-        return wire
 
     # Transactions
 
@@ -385,7 +340,7 @@ class PostgresStore(SqlStore):
             patience = min(LOCK_WAIT, left)
             if not ends_after and (ends_after := tx.rows(sql.vacuum_ends_after)):
                 patience = min(ends_after[0][0] / 1000 + ENDS_WITHIN, left)
-            tx.rows(sql.set_lock_timeout, _milliseconds(patience))
+            tx.rows(sql.set_lock_timeout, milliseconds(patience))
             try:
                 tx.run(sql.lock_tasks)
             except Refused as error:
@@ -395,7 +350,7 @@ class PostgresStore(SqlStore):
                 interruptible(pause, LOCK_WAIT)
             else:
                 tx.run(sql.end_mark)
-                tx.rows(sql.set_lock_timeout, _milliseconds(self._busy_timeout))
+                tx.rows(sql.set_lock_timeout, milliseconds(self._busy_timeout))
                 return
 
     # Sessions
@@ -532,15 +487,10 @@ class PostgresStore(SqlStore):
     # Life
 
     def _close(self) -> None:
-        self._listener.stop()
-        self._shared.leave(self._listener, self._kind, self._pool.close())
+        for end in guarded(self._shared.leave, self._beat):
+            end()
 
     def forked(self) -> None:
         cut_off()
         super().forked()
         self._share()  # if a signal handler has forked, a call under way goes on in the child
-
-
-def _milliseconds(seconds: float) -> str:
-    """A wait as the server is told it; never 0, which means for ever."""
-    return str(max(int(seconds * 1000), 1))

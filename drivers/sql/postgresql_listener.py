@@ -1,4 +1,4 @@
-"""One thread and connection per store: it hears of tasks that others put, tells others of ours, and beats.
+"""One thread and connection for all queues of a process with one URL: it hears of tasks that others put, and beats.
 
 A process with waiters says so on the channel of all, at once and every few seconds, and for which tubes. A
 process that has heard this recently sends a NOTIFY after each commit that makes a task ready. It does so from
@@ -53,6 +53,9 @@ CONNECT_AFTER = 0.2
 RECONNECT_EVERY = 0.25
 """Seconds between two attempts to reconnect."""
 
+Beat = Callable[[Wire], None]
+"""Shows on a connection that a queue lives."""
+
 WAITING = "waiting"
 PASSED_ON = "passed on"
 
@@ -60,16 +63,6 @@ MOST_KEYS = 400
 """The most keys that an announcement names: a notification must not exceed 8,000 bytes."""
 
 log = Log("tubes.postgresql")
-
-
-class Announced:
-    """A process's last announcement, by whichever of its listeners, and when it last looked by itself."""
-
-    def __init__(self) -> None:
-        self.at = self.looked_at = float("-inf")
-        self.by: Listener | None = None
-        self.keys: frozenset[Key] = frozenset()
-        """What was waited for at the announcement, and in the seconds before."""
 
 
 class Listener(PollingThread):
@@ -80,9 +73,7 @@ class Listener(PollingThread):
         connect: Callable[[], Wire],
         namespace: str,
         waiters: Waiters,
-        beat: Callable[[Wire], None],
         beat_every: float,
-        announced: Announced | None = None,
         with_ready: Sequence[Statement] = (),
     ) -> None:
         super().__init__()
@@ -90,11 +81,14 @@ class Listener(PollingThread):
         self._looks = Looks(waiters)
         self._with_ready = with_ready
         """The statements that tell which of some tubes have ready tasks, each in a table of tasks."""
-        self._announced = announced or Announced()
+        self.beats: set[Beat] = set()
+        """Each queue's, called every few seconds."""
+        self._announced: frozenset[Key] = frozenset()
+        """What was waited for at the last announcement, and in the seconds before."""
+        self._announced_at = float("-inf")
         self._connect = connect
         self._is_pooled = False
         self._namespace = self._channel = namespace
-        self._beat = beat
         self._beat_every = beat_every
         self._failure = ""
         self._is_mute = False
@@ -141,6 +135,7 @@ class Listener(PollingThread):
                         wire.simple(
                             f'LISTEN "{self._channel}"; LISTEN "{self._channel_of(wire.backend_pid)}"'
                         )
+                    self._announced_at = float("-inf")  # calls to another connection are not heard
                     self._look_at = real_monotonic() + SOON
                 self._turn(wire)
             except Exception as error:  # callers are told what is wrong; this tries again
@@ -148,19 +143,12 @@ class Listener(PollingThread):
                     self._report(str(error))
                 elif not isinstance(error, (Lost, TubeError)):  # this thread proves the process alive
                     log.exception("the listener failed, and tries again")
-                self._withdraw()
                 if wire is not None:  # what was refused may have left a transaction open
                     wire.close()
                     wire = None
                 pause(RECONNECT_EVERY)
-        self._withdraw()
         if wire is not None:
             wire.close()
-
-    def _withdraw(self) -> None:
-        """Withdraw the announcement: calls to this connection are not heard. Some listener will repeat it."""
-        if self._announced.by is self:
-            self._announced.by, self._announced.at = None, float("-inf")
 
     def _report(self, failure: str) -> None:
         """Log it once: a standby refuses for as long as it is one."""
@@ -198,26 +186,29 @@ class Listener(PollingThread):
             self._beat_at = now + self._beat_every
             self._forget_the_silent()  # even if nothing is put
             self._beat(wire)
-            self._failure = ""
         if not self.waiters:
             return
         if not self._is_pooled and self._is_to_announce(now):
-            announced = self._announced
-            lately = announced.keys if now - announced.at <= ANNOUNCE_EVERY else ()
-            announced.keys = frozenset([*lately, *self.waiters.keys()])
-            announced.at, announced.by = now, self
+            lately = self._announced if now - self._announced_at <= ANNOUNCE_EVERY else ()
+            self._announced = frozenset([*lately, *self.waiters.keys()])
+            self._announced_at = now
             self._look_at = now + SOON
-            self._send(wire, f"{WAITING} {','.join(map(str, sorted(announced.keys)[:MOST_KEYS]))}")
+            self._send(wire, f"{WAITING} {','.join(map(str, sorted(self._announced)[:MOST_KEYS]))}")
         elif now >= self._look_at:
-            self._look(wire, now)
-
-    def _look(self, wire: Wire, now: float) -> None:
-        """Have waiters look, unless another listener of this process has just done so."""
-        announced, floor = self._announced, POOLED_FLOOR if self._is_pooled else FLOOR
-        if announced.looked_at < now - floor or announced.looked_at < announced.at + SOON <= now:
-            announced.looked_at = now
             self._looks.wake(partial(self._ready_of, wire))
-        self._look_at = announced.looked_at + floor
+            self._look_at = now + (POOLED_FLOOR if self._is_pooled else FLOOR)
+
+    def _beat(self, wire: Wire) -> None:
+        """Beat for each queue, even if the beat of another is refused."""
+        refusal: Exception | None = None
+        for beat in [*self.beats]:
+            try:
+                beat(wire)
+            except (Refused, TubeError) as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        self._failure = ""
 
     def _ready_of(self, wire: Wire, tubes: list[Key]) -> Iterator[Key]:
         """Those of the tubes that have a ready task."""
@@ -225,14 +216,9 @@ class Listener(PollingThread):
             yield from (key for (key,) in wire.execute(look.text, look.bind((json_ids(tubes),))).rows)
 
     def _is_to_announce(self, now: float) -> bool:
-        """Whether the last announcement of this process is too old, or lacks room that is waited for.
-
-        The listener that made it makes the next, too: other processes count each one that does as a process.
-        """
-        announced = self._announced
-        every = ANNOUNCE_EVERY if announced.by in (None, self) else ANNOUNCE_EVERY + FLOOR
-        return now - announced.at > every or any(
-            key < 0 and key not in announced.keys for key in self.waiters.keys()
+        """Whether the last announcement is too old, or lacks room that is waited for."""
+        return now - self._announced_at > ANNOUNCE_EVERY or any(
+            key < 0 and key not in self._announced for key in self.waiters.keys()
         )
 
     def _send_calls(self, wire: Wire) -> None:

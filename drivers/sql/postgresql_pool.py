@@ -1,4 +1,4 @@
-"""The pool of connections that a queue on PostgreSQL works with: a few, which its threads use in turn."""
+"""The pool of connections that queues on PostgreSQL work with: a few, which their threads use in turn."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from contextlib import contextmanager, suppress
 
 from tubes.clock import real_monotonic
 from tubes.errors import StoreBusy, StoreUnavailable
-from tubes.interrupts import guarded, interruptible, is_interrupted
+from tubes.interrupts import interruptible, is_interrupted
 
 from ..retries import Lost
-from .postgresql_shared import Kind, Shared
 from .postgresql_wire import Refused, Wire
 
 MOST_CONNECTIONS = 16
@@ -30,12 +29,11 @@ LONGEST_WAIT = 0.1
 
 
 class Pool:
-    """Lends connections of one kind. ``open`` opens one more; spares come from ``shared`` and go to it."""
+    """Lends connections. ``open`` opens one more; ``patience``: seconds to wait for one of those in use."""
 
-    def __init__(self, open: Callable[[], Wire], kind: Kind, shared: Shared, what: str) -> None:
+    def __init__(self, open: Callable[[], Wire], patience: float, what: str) -> None:
         self._open = open
-        self._kind = kind
-        self._shared = shared
+        self._patience = patience
         self._what = what
         self._idle: list[Wire] = []
         self._line: deque[threading.Lock] = deque()
@@ -82,11 +80,9 @@ class Pool:
         return any(wire.seems_connected() for wire in known) or (is_full and len(self._places) > len(known))
 
     def _one_more(self) -> Wire:
-        """Open one, or take a spare one, in the place that is kept for it."""
+        """Open one, in the place that is kept for it."""
         try:
-            wire = guarded(self._shared.take_spare, self._kind)
-            if wire is None or not wire.is_connected():
-                wire = self._open()
+            wire = self._open()
             self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])
             self._wires.add(wire)
             return wire
@@ -127,12 +123,11 @@ class Pool:
             while True:
                 self._idle.pop().close()
                 self._places.pop()
-        self._shared.close_spares()
 
-    def close(self) -> list[Wire]:
-        """From now on close what is given back; return the idle ones."""
+    def close(self) -> None:
+        """Close the idle ones, and from now on what is given back."""
         self._is_over = True
-        return self._idle
+        self.forget_idle()
 
     def _idle_wire(self) -> Wire | None:
         """Return an idle connection that still stands, if there is one."""
@@ -156,8 +151,7 @@ class Pool:
 
         If the server has refused more than ``most``, wait only while one of those may be given back.
         """
-        _, patience, _ = self._kind
-        deadline, place = real_monotonic() + patience, threading.Lock()
+        deadline, place = real_monotonic() + self._patience, threading.Lock()
         place.acquire()
         if is_interrupted():  # the interrupted call may be in line, and cannot go on before this one
             self._line.appendleft(place)

@@ -1,80 +1,134 @@
-"""What all queues of a process on one PostgreSQL database share: counts, waiters, and spare connections."""
+"""What all queues of a process with one URL share: waiters, counts, the listener, and pools of connections."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from contextlib import suppress
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, NamedTuple
 
+from tubes.errors import StoreUnavailable
 from tubes.stats import Counts
 from tubes.waiting import Waiters
 
-from .postgresql_listener import Announced, Listener
+from ..watch import BEATS
+from .postgresql_listener import Beat, Listener
+from .postgresql_pool import Pool
+from .postgresql_temporary import empty_temporary
 from .postgresql_wire import Wire
+from .statements import Statement
 
-MOST_SPARES = 4
-"""Connections that closed queues leave to others of their process, at most."""
 
-Kind = tuple[str, float, bool | None]
-"""How a connection is set up: durability, busy timeout, whether there is a pooler."""
+class Server(NamedTuple):
+    """Where a queue is. ``what``: the database, as messages name it. ``pooled``: as for ``Wire``."""
+
+    conninfo: str
+    what: str
+    namespace: str
+    dead_after: float
+    pooled: bool | None
 
 
 class Shared:
-    """One for each database and namespace, as long as a queue uses it."""
+    """One for each server. The last queue that leaves closes all.
 
-    _all: ClassVar[weakref.WeakValueDictionary[tuple[str, str], Shared]] = weakref.WeakValueDictionary()
+    Enter the lock in guarded work only: a signal's handler may open or close a queue.
+    """
+
+    _all: ClassVar[weakref.WeakValueDictionary[Server, Shared]] = weakref.WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _pid: ClassVar[int] = os.getpid()
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pooled = server.pooled
         self.counts = Counts()
         self.waiters = Waiters(self._on_wait)
-        self.listeners: set[Listener] = set()
-        self.announced = Announced()
-        self._spares: list[tuple[Kind, Wire]] = []
-        self._leaving = threading.RLock()
+        self._pools: dict[tuple[str, float], Pool] = {}
+        self._listener: Listener | None = None
+        """There is one as long as a queue is open."""
 
     @classmethod
-    def of(cls, conninfo: str, namespace: str) -> Shared:
-        """The one for a database and namespace; in a forked child never the parent's."""
+    def of(cls, server: Server) -> Shared:
+        """The one for a server; in a forked child never the parent's."""
         if cls._pid != os.getpid():  # another thread of the parent may have held the lock
             cls._lock, cls._all, cls._pid = threading.Lock(), weakref.WeakValueDictionary(), os.getpid()
         with cls._lock:
-            shared = cls._all.get((conninfo, namespace))
+            shared = cls._all.get(server)
             if shared is None:
-                shared = cls._all[conninfo, namespace] = Shared()
+                shared = cls._all[server] = Shared(server)
             return shared
 
-    def take_spare(self, kind: Kind) -> Wire | None:
-        """Take an idle connection that is set up like that, if there is one."""
-        with self._leaving:
-            for place, (of, wire) in enumerate(self._spares):
-                if of == kind:
-                    del self._spares[place]
-                    return wire
-        return None
+    def pool(self, durability: str, busy_timeout: float) -> Pool:
+        """The connections that are set up like that."""
+        open = partial(self._open, durability, busy_timeout)
+        with self._lock:
+            pool = Pool(open, busy_timeout, self._server.what)
+            return self._pools.setdefault((durability, busy_timeout), pool)
 
-    def leave(self, listener: Listener, kind: Kind, idle: list[Wire]) -> None:
-        """A queue is closed: leave its connections to the others; if it was the last, close them all."""
-        with self._leaving:
-            self.listeners.discard(listener)
-            with suppress(IndexError):
-                while True:  # one by one: a call of the queue's may be borrowing one
-                    self._spares.append((kind, idle.pop()))
-            kept = MOST_SPARES if self.listeners else 0
-            self._spares, unwanted = self._spares[:kept], self._spares[kept:]
-        for _, wire in unwanted:
-            wire.close()
+    def enter(self, busy_timeout: float, beat: Beat, with_ready: Sequence[Statement]) -> Listener:
+        """A queue is open: return the listener, which calls ``beat`` from now on."""
+        server = self._server
+        with self._lock:
+            if self._listener is None:
+                connect, every = partial(self._connect, "off", busy_timeout), server.dead_after / BEATS
+                try:
+                    listener = Listener(connect, server.namespace, self.waiters, every, with_ready)
+                    listener.start()
+                except (OSError, RuntimeError) as error:  # out of file descriptors, or of threads
+                    raise StoreUnavailable(f"cannot listen to {server.what}: {error}") from error
+                self._listener = listener
+            self._listener.beats.add(beat)
+            return self._listener
 
-    def close_spares(self) -> None:
-        """One connection was lost, so these probably are too."""
-        with self._leaving:
-            unwanted, self._spares = self._spares, []
-        for _, wire in unwanted:
-            wire.close()
+    def leave(self, beat: Beat) -> list[Callable[[], None]]:
+        """A queue is closed, or could not be opened: return what ends what nobody uses any more."""
+        with self._lock:
+            ends: list[Callable[[], None]] = []
+            if self._listener is not None:
+                self._listener.beats.discard(beat)
+                if self._listener.beats:
+                    return ends
+                ends.append(self._listener.stop)
+            ends += [pool.close for pool in self._pools.values()]
+            self._listener, self._pools = None, {}
+            return ends
 
     def _on_wait(self) -> None:
-        for listener in list(self.listeners):
-            listener.on_wait()
+        if self._listener is not None:
+            self._listener.on_wait()
+
+    def _open(self, durability: str, busy_timeout: float) -> Wire:
+        """Open a connection for use."""
+        wire = self._connect(durability, busy_timeout)
+        try:
+            if self._listener is not None:  # the tables are there, and the server may have been restarted
+                empty_temporary(wire, self._server.namespace)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def _connect(self, durability: str, busy_timeout: float) -> Wire:
+        conninfo, what, _, dead_after, _ = self._server
+        # How long libpq waits for a silent server
+        silent, third = int(dead_after * 1000), max(int(dead_after / BEATS), 1)
+        patience = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
+        if "PGCONNECT_TIMEOUT" not in os.environ:
+            patience += " connect_timeout=10"
+        wire = Wire(
+            f"{patience} {conninfo}",  # the user's own come last, and win
+            what,
+            durability,
+            pooled=self._pooled,
+            lock_timeout=milliseconds(busy_timeout),
+        )
+        self._pooled = wire.pooled
+        return wire
+
+
+def milliseconds(seconds: float) -> str:
+    """A wait as the server is told it; never 0, which means for ever."""
+    return str(max(int(seconds * 1000), 1))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -15,7 +18,7 @@ from servers import conninfo
 from tubes.drivers import looks
 from tubes.drivers.looks import FEW
 from tubes.drivers.sql import postgresql_listener
-from tubes.drivers.sql.postgresql_listener import Announced, Listener
+from tubes.drivers.sql.postgresql_listener import Listener
 from tubes.drivers.sql.postgresql_wire import Refused, Wire
 
 import tubes
@@ -35,13 +38,7 @@ class Process:
             wires.append(Wire(conninfo(url), "the test's database", "off"))
             return wires[-1]
 
-        self.listener = Listener(
-            connect,
-            "tubes",
-            Waiters(),
-            lambda wire: None,
-            beat_every,
-        )
+        self.listener = Listener(connect, "tubes", Waiters(), beat_every)
         self.waiters = self.listener.waiters
         self.waiters._on_wait = self.listener.on_wait
         self._signals: dict[int, Signal] = {}
@@ -312,7 +309,7 @@ def test_a_call_that_comes_with_the_answer_to_a_beat_is_heard(
             db.execute("SELECT pg_notify(%s, %s)", [listener._channel, str(TUBE)])
             wire.execute("SELECT pg_sleep(0.05)", ())
 
-        listener._beat = beat
+        listener.beats.add(beat)
         listener._beat_at = 0.0
         listener._wake_pipe.set()
         assert called(waiting) == [0]
@@ -370,7 +367,8 @@ def test_what_is_refused_again_and_again_is_said_once(
             wire.simple("SELECT 1/0")
         beats.append(wire)
 
-    listener = Listener(connect, "tubes", Waiters(), beat, 0.01)
+    listener = Listener(connect, "tubes", Waiters(), 0.01)
+    listener.beats.add(beat)
     listener.start()
     try:
         eventually(lambda: len(refusals) > 3)
@@ -389,39 +387,49 @@ def test_what_is_refused_again_and_again_is_said_once(
     ]
 
 
-def test_of_the_listeners_of_a_process_one_says_that_it_waits_and_looks(
-    processes: list[Process], postgres_db: str, monkeypatch: pytest.MonkeyPatch
+def test_a_beat_that_is_refused_keeps_no_other_queue_of_the_process_from_beating(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each queue has one, and they share the waiters. When the one that says it ends, another takes over."""
-    monkeypatch.setattr(postgresql_listener, "FLOOR", 0.1)
-    putter, said, waiters = processes[0], Announced(), Waiters()
-    looks: list[float] = []
-    monkeypatch.setattr(waiters, "wake_one_each", lambda: looks.append(time.monotonic()))
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    beats: Counter[int] = Counter()
 
-    def connect() -> Wire:
-        return Wire(conninfo(postgres_db), "the test's database", "off")
+    def beat(number: int, wire: Wire) -> None:
+        wire.simple(f"SELECT 1 / {number % 2}")
+        beats[number] += 1
 
-    listeners = [Listener(connect, "tubes", waiters, lambda wire: None, 3600, said) for _ in range(5)]
-    signal = waiters.enter(TUBE)
-    for listener in listeners:
-        listener.start()
+    listener = Listener(
+        lambda: Wire(conninfo(postgres_db), "the test's database", "off"), "tubes", Waiters(), 0.01
+    )
+    listener.beats |= {partial(beat, number) for number in range(10)}
+    listener.start()
     try:
-        eventually(lambda: looks)
-        began, before = time.monotonic(), len(looks)
-        eventually(lambda: len(looks) > before + 8)  # nobody calls
-        assert len(looks) - before <= 20 * (time.monotonic() - began)  # not 10 a second for each of 5
-        assert putter.knows(1)
-        teller = said.by
-        assert teller is not None
-        teller.stop()
-        listeners.remove(teller)
-        eventually(lambda: said.by in listeners)
-        eventually(lambda: putter.knows(2))
-        putter.listener.notify(TUBE, 2)
-        eventually(lambda: waiters.heed(TUBE, signal)[1])
+        eventually(lambda: [beats[number] > 1 for number in range(10)] == [False, True] * 5)
     finally:
-        for listener in listeners:
-            listener.stop()
+        listener.stop()
+
+
+def test_of_the_queues_of_a_process_any_may_be_closed_while_another_waits(
+    postgres_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a listener, whichever was opened first. It ends with the last."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 0.0)
+    with (
+        tubes.connect(postgres_db, migrate=True, sweep=False) as first,
+        tubes.connect(postgres_db, sweep=False) as queue,
+        ExitStack() as stack,
+    ):
+        putter = Process(postgres_db).listener
+        stack.callback(putter.stop)
+        listener, waiters = cast("Any", queue.store)._listener, queue.store.waiters
+        assert cast("Any", first.store)._listener is listener
+        signal = waiters.enter(TUBE)
+        eventually(lambda: putter._waiting)
+        first.close()
+        putter.notify(TUBE, 1)
+        eventually(lambda: waiters.heed(TUBE, signal)[1])
+        waiters.leave(TUBE, signal)
+        queue.close()
+        assert not listener._thread.is_alive()
 
 
 @pytest.mark.parametrize("is_temporary", [False, True])

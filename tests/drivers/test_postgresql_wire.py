@@ -22,9 +22,8 @@ from faults.harness import eventually, run
 from psycopg.conninfo import make_conninfo
 from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
-from tubes.drivers.sql.postgresql import DIALECT
+from tubes.drivers.sql.postgresql import DIALECT, PostgresStore
 from tubes.drivers.sql.postgresql_pool import Pool
-from tubes.drivers.sql.postgresql_shared import MOST_SPARES, Shared
 from tubes.drivers.sql.postgresql_tx import PostgresTx
 from tubes.drivers.sql.postgresql_wire import Lost, Refused, Wire
 from tubes.drivers.sql.statements import Statement
@@ -533,56 +532,55 @@ def test_a_server_with_room_for_one_connection_is_migrated_on_that(
             db.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1".encode())
 
 
-@pytest.mark.slow
-def test_a_queue_goes_on_with_the_connection_of_one_that_was_closed(
+def test_the_queues_of_a_process_share_their_connections(
     postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a third is open. With the last queue of a process, all its connections are closed."""
+    """The last one closes them, whichever it is."""
     monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
-    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
-        for _ in range(3):
-            with tubes.connect(postgres_db, sweep=False) as queue:
-                assert queue.tubes() == []
-                assert connections(db) == 2
-        assert connections(db) == 2
-        first.create_tube("jobs", "fifo").put(1)
+    first = tubes.connect(postgres_db, migrate=True, sweep=False)
+    for _ in range(2):
+        with tubes.connect(postgres_db, sweep=False) as queue:
+            assert queue.tubes() == []
+            assert connections(db) == 1
+    assert first.tubes() == []
+    with tubes.connect(postgres_db, sweep=False) as queue:
+        first.close()
+        assert queue.tubes() == []
+        assert connections(db) == 1
     eventually(lambda: connections(db) == 0)
 
 
-@pytest.mark.slow
-def test_a_queue_does_without_a_spare_connection_that_was_cut(
-    postgres_db: str, db: psycopg.Connection
+def test_what_a_queue_borrows_as_the_last_of_the_others_is_closed_is_closed_with_it(
+    postgres_db: str, db: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
-        tubes.connect(postgres_db, sweep=False).close()
-        cut(db)
-        with tubes.connect(postgres_db, sweep=False) as queue:
-            assert queue.create_tube("jobs", "fifo").put(1).id == 1
-        assert first.tubes() == ["jobs"]
+    """It was about to open, and goes on with connections of its own."""
+    monkeypatch.setattr(postgresql_listener, "CONNECT_AFTER", 3600.0)
+    first = tubes.connect(postgres_db, migrate=True, sweep=False)
+    begin = PostgresStore._begin_session
+
+    def begin_late(store: PostgresStore) -> None:
+        begin(store)
+        first.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresStore, "_begin_session", begin_late)
+        queue = tubes.connect(postgres_db, sweep=False)
+    with queue:
+        assert queue.create_tube("jobs", "fifo").put(1).id == 1
+        eventually(lambda: connections(db) == 1)
+    eventually(lambda: connections(db) == 0)
 
 
-def test_a_call_is_made_on_no_spare_connection_that_was_cut(postgres_db: str, db: psycopg.Connection) -> None:
-    """Otherwise, nobody would know what became of a statement that is already prepared on it."""
-    with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
-        tube = first.create_tube("jobs", "fifo")
-        with tubes.connect(postgres_db, sweep=False) as queue:
-            queue.tube.jobs.put(1)
-        ((_, spare),) = cast("Any", first.store)._shared._spares
-        with first.transaction():
-            db.execute("SELECT pg_terminate_backend(%s, 20000)", [spare.backend_pid])
-            assert tube.put(2).data == 2
-
-
-def test_a_queue_does_without_spare_connections_that_end_at_their_first_use(
+def test_a_queue_opens_though_the_connections_of_others_end_at_their_next_use(
     postgres_db: str, db: psycopg.Connection
 ) -> None:
     """After the first that ends, it tries no other."""
     with tubes.connect(postgres_db, migrate=True, sweep=False) as first:
-        with tubes.connect(postgres_db, sweep=False), tubes.connect(postgres_db, sweep=False):
+        with first.transaction(), first.transaction(), first.transaction():
             pass
-        spares = [wire.backend_pid for _, wire in cast("Any", first.store)._shared._spares]
-        assert len(spares) == 2
-        ends = f"pg_backend_pid() <> ALL (ARRAY{spares}) OR pg_terminate_backend(pg_backend_pid())"
+        idle = [wire.backend_pid for wire in cast("Any", first.store)._pool._idle]
+        assert len(idle) == 3
+        ends = f"pg_backend_pid() <> ALL (ARRAY{idle}) OR pg_terminate_backend(pg_backend_pid())"
         db.execute("ALTER TABLE tubes_version RENAME TO version_kept")
         db.execute(f"CREATE VIEW tubes_version AS SELECT * FROM version_kept WHERE {ends}".encode())
         tubes.connect(postgres_db, sweep=False).close()
@@ -664,8 +662,7 @@ class Opened:
 @pytest.mark.slow
 def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None:
     """Without a GIL, another thread may come between two steps of a count."""
-    shared: Any = SimpleNamespace(take_spare=lambda kind: None, close_spares=lambda: None)
-    pool = Pool(cast("Any", Opened), ("full", 5.0, False), shared, "this")
+    pool = Pool(cast("Any", Opened), 5.0, "this")
 
     def lose(_: int) -> None:
         for _ in range(50_000):
@@ -675,25 +672,3 @@ def test_connections_that_threads_lose_at_the_same_time_cost_no_places() -> None
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lose, range(3)))
     assert len(pool._places) == len(pool._idle) == 0
-
-
-def test_what_a_closed_queue_leaves_to_others_is_in_no_call_of_its_own() -> None:
-    """A call that has begun may borrow a connection between any two steps of the close."""
-    shared, kind, borrowed = Shared(), ("full", 5.0, False), list[Any]()
-    pool = Pool(cast("Any", Opened), kind, shared, "this")
-    pool._idle += [cast("Any", Opened()) for _ in range(20)]
-    shared.listeners.add(cast("Any", "another queue's"))
-
-    def borrow(frame: FrameType, event: str, _: object) -> Any:
-        if event == "line" and pool._idle:
-            borrowed.append(pool._idle_wire())
-        return borrow if frame.f_globals["__name__"] == Shared.__module__ else None
-
-    before = sys.gettrace()
-    sys.settrace(borrow)
-    try:
-        shared.leave(cast("Any", "its own"), kind, pool.close())
-    finally:
-        sys.settrace(before)
-    assert len(borrowed) > 1 and len(shared._spares) == MOST_SPARES
-    assert not any(wire.is_closed or (kind, wire) in shared._spares for wire in borrowed)
