@@ -93,23 +93,20 @@ def sql_checks(
 ) -> Iterator[Check]:
     """The checks of a store whose tables ``sql`` makes. ``watch``: when it is known who lives.
 
-    Sessions come first, or what they hold would seem to be a dead session's. Then comes what is stored, which
-    task stands in front of each sub-queue, and what is counted. Once all that is right, the tasks of dead
-    sessions go back.
+    Sessions come first, or what they hold would seem to be a dead session's. Then comes what is stored, and
+    the ids after that, which task stands in front of each sub-queue, and what is counted. Once all that is
+    right, the tasks of dead sessions go back.
     """
     looks = store.looks()
     if deep and not store.is_server:
         yield File(store)
     yield Schema(store, sql)
-    if store.is_server:
-        yield Rows(store, "ids", looks.behind, sequence_behind, looks.catch_up)
     yield UnknownSessions(store)
     yield CatalogueCheck(store.tubes)
     for temporary in store.kinds():
-        yield StrayTubes(store, temporary)
-    if deep:
-        for temporary in store.kinds():
-            yield Tasks(store, temporary)
+        yield Tasks(store, temporary) if deep else StrayTubes(store, temporary)
+    if store.is_server:
+        yield Rows(store, "ids", looks.behind, sequence_behind, looks.catch_up)
     tubes: Sequence[TubeRecord] = read(store.tubes)
     for tube in tubes:
         yield Lines(store, tube)
@@ -153,7 +150,7 @@ class Owners(DeadOwners[Examined]):
 
 
 class StrayTubes(SqlCheck):
-    """Tasks of tubes that are not in the catalogue, so that no verb reaches them."""
+    """Tasks of tubes that are not in the catalogue, so that no verb reaches them. A deep look finds them in passing."""
 
     name = "tubes"
 
@@ -194,8 +191,6 @@ def adopt(tx: SqlTx, store: Examined, number: int, *, temporary: bool) -> bool:
     looks, names = store.looks(temporary), {tube.name for tube in tubes}
     type = "utubettl" if tx.rows(looks.has_utubes, number) else "fifottl"
     tx.run(looks.adopt, number, name_of_lost(number, names), type, temporary)
-    if looks.pass_number is not None:
-        tx.rows(looks.pass_number, number)
     return True
 
 
@@ -381,7 +376,7 @@ def set_row(tx: SqlTx, looks: Looks, row: Facts, **columns: Any) -> Facts:
 
 
 class Tasks(SqlCheck):
-    """Each task by itself: its state, its place, its times, and its payload, which is read."""
+    """Each task by itself: its tube, its state, its place, its times, and its payload, which is read."""
 
     def __init__(self, store: Examined, temporary: bool) -> None:
         super().__init__(store)

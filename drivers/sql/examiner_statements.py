@@ -119,12 +119,6 @@ class Looks(Texts):
             f"INSERT INTO {tube} (id, name, type, options, temporary, stored) "
             f"{'OVERRIDING SYSTEM VALUE ' if self._is_server else ''}VALUES (:id, :name, :type, '{{}}', :temporary, 0)"
         )
-        self.pass_number: Statement | None = None
-        if self._is_server:
-            self.pass_number = self._make(
-                "SELECT setval(s, :id) FROM (SELECT CAST(pg_get_serial_sequence("
-                f"'{tube}', 'id') AS regclass) AS s) AS q WHERE coalesce(pg_sequence_last_value(s), 0) < :id"
-            )
         self.stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube")
         self.lock_stored = self._make(f"SELECT stored FROM {tube} WHERE id = :tube{self._locked}")
         self.set_stored = self._make(f"UPDATE {tube} SET stored = :stored WHERE id = :tube")

@@ -495,6 +495,9 @@ def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) ->
         fill(queue, type, name)
     (tasks,) = patient.rows("task")
     patient.sql("DELETE FROM tubes_tube")
+    for options in ([], ["--deep"]):
+        said = patient.doctor(*options)
+        assert [finding["remedy"] for finding in said.findings] == ["add it, as lost_1", "add it, as lost_2"]
     assert patient.doctor("--fix").status == 0
     with patient.connect() as after:
         assert [(tube.name, tube.type) for tube in after.records()] == [
@@ -506,10 +509,13 @@ def test_a_lost_tube_comes_back_with_its_tasks_as_they_were(patient: Patient) ->
         assert len(drain(after.tube.lost_1)) == len(drain(after.tube.lost_2)) == 9
 
 
-def test_tasks_of_a_tube_number_that_is_yet_to_come_are_not_mixed_up(patient: Patient) -> None:
+@pytest.mark.parametrize("options", [["--fix"], ["--deep", "--fix"]], ids=" ".join)
+def test_tasks_of_a_tube_number_that_is_yet_to_come_are_not_mixed_up(
+    patient: Patient, options: list[str]
+) -> None:
     tube = fill(patient.opened[0], "utube")
     patient.sql("UPDATE tubes_task SET tube = ? WHERE utube = 'a'", tube.record.id + 5)
-    assert patient.doctor("--fix").status == 0
+    assert patient.doctor(*options).status == 0
     queue = patient.connect()
     lost = queue.tube[f"lost_{tube.record.id + 5}"]
     made = [queue.create_tube(f"made{number}", "fifo") for number in range(8)]
