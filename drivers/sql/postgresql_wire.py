@@ -70,7 +70,7 @@ TRIGGERS_SETTING = "session_replication_role"
 HAS_TRIGGERS = f"current_setting('{TRIGGERS_SETTING}') <> 'replica'"
 """Without triggers nothing puts the right task in front of a sub-queue."""
 
-PREPARED = "SELECT name, from_sql FROM pg_prepared_statements"
+PREPARED = "SELECT name FROM pg_prepared_statements"
 
 POOLER = "08P01"
 """A pooler's SQLSTATE for all that ends a connection, such as losing the server's: it tells nothing of what
@@ -228,8 +228,10 @@ class Wire:
             self.simple("ROLLBACK")
         if self._was_lent and self._set_up:
             reset = f"RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; {DISCARD}; {self._set_up}"
-            self._keep_own(self.simple(f"{reset}; {PREPARED}").rows)
-        if self._was_lent and not self._is_in_utf8:  # behind a pooler nothing is reset
+            prepared = {name.encode() for (name,) in self.simple(f"{reset}; {PREPARED}").rows}
+            if prepared != {*self._prepared.values()}:  # users have prepared some, or deallocated ours
+                self.close()
+        elif self._was_lent and not self._is_in_utf8:  # behind a pooler nothing is reset
             self.close()
         self._was_lent = self._may_lack_triggers = False
 
@@ -314,15 +316,6 @@ class Wire:
     def _is_in_utf8(self) -> bool:
         """Whether text travels in UTF-8, as ours does. The server tells whenever that changes."""
         return self._pg.parameter_status(b"client_encoding") in (b"UTF8", None)
-
-    def _keep_own(self, prepared: Sequence[Row]) -> None:
-        """Deallocate what users have prepared, and forget what they have deallocated."""
-        theirs = {name for name, is_theirs in prepared if is_theirs}
-        left = {name for name, _ in prepared} - theirs
-        self._prepared = {text: name for text, name in self._prepared.items() if name.decode() in left}
-        if theirs:
-            quoted = (name.replace('"', '""') for name in theirs)
-            self.simple("; ".join(f'DEALLOCATE "{name}"' for name in quoted))
 
     def _notice(self, text: str) -> None:
         """Look at a user's statement. Asking the server after each of them would cost a round trip."""

@@ -166,7 +166,7 @@ def test_what_is_left_on_a_unit_s_connection_ends_with_the_unit(postgres_place: 
 def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
     postgres_place: Place, leaves: str, is_left: str
 ) -> None:
-    """The next unit may make it again; what the queue has prepared stays, unless it was deallocated."""
+    """The next unit may make it again. The connection is kept, unless what is prepared on it has changed."""
     tube, processes = postgres_place.tube(), set()
     for turn in range(3):
         with postgres_place.queue.transaction() as unit:
@@ -175,14 +175,13 @@ def test_what_has_a_name_on_a_unit_s_connection_ends_with_the_unit(
             assert unit.connection.exec_driver_sql(is_left).first() is None
             for statement in leaves.split("; "):
                 unit.connection.exec_driver_sql(statement)
-        ours = dict(unit.tx._wire._prepared)
-        assert tube.put("x") and ("DEALLOCATE" in leaves or ours)
+        assert tube.put("x")
         with postgres_place.queue.transaction() as unit:
             names = sa.text("SELECT name FROM pg_prepared_statements WHERE NOT from_sql")
             prepared = {*unit.connection.scalars(names)}
             assert {name.decode() for name in unit.tx._wire._prepared.values()} <= prepared
     assert [task.data for task in tube.tasks("r")] == [0, "x", 1, "x", 2, "x"]
-    assert len(processes) == 1  # the connection is not given up
+    assert len(processes) == 1 or "PREPARE" in leaves
 
 
 @pytest.mark.slow
