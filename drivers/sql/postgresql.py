@@ -23,7 +23,6 @@ except ImportError as error:
     raise ImportError(f"{error}; pip install 'tubes-queue[postgres]'") from error
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialects
-from tubes.migrations import HEAD, version_table
 from tubes.migrations import postgresql as migrations
 from tubes.migrations.running import in_the_way
 
@@ -150,10 +149,6 @@ class PostgresStore(SqlStore):
 
     def _bring_up(self, migrate: bool) -> None:
         with self._pool.lent() as wire:
-            with suppress(Refused):
-                version = f'SELECT version_num FROM "{version_table(self._namespace)}"'
-                if wire.execute(version, ()).rows == [(HEAD,)]:
-                    return  # nearly always; the long way takes longer than all the rest
             try:
                 migrations.bring_up(wire, self._url, self._namespace, self._what, migrate=migrate)
             except Refused as error:
