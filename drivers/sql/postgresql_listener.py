@@ -98,7 +98,6 @@ class Listener(PollingThread):
         self._lock = threading.Lock()
         self._is_looking = False
         """Whether the thread wakes in time for the floor; if nobody waits, it sleeps until the next beat."""
-        self._heard_at = float("-inf")
         self._look_at = real_monotonic() + SOON
         self._beat_at = real_monotonic() + beat_every
         self._connect_at = real_monotonic() + min(CONNECT_AFTER, beat_every)
@@ -110,9 +109,7 @@ class Listener(PollingThread):
 
     def notify(self, key: Key, count: int) -> None:
         """Tell other processes that there are so many tasks, or so much room, if anybody waits."""
-        if real_monotonic() - self._heard_at >= KNOWN_FOR:
-            return
-        if key > 0 or any(key in said.keys for said in list(self._waiting.values())):
+        if self._waiting and (key > 0 or any(key in said.keys for said in list(self._waiting.values()))):
             with self._lock:
                 self._calls[key] += count
             self._wake_pipe.set()
@@ -184,7 +181,6 @@ class Listener(PollingThread):
         now = real_monotonic()
         if now >= self._beat_at:
             self._beat_at = now + self._beat_every
-            self._forget_the_silent()  # even if nothing is put
             self._beat(wire)
         if not self.waiters:
             return
@@ -224,6 +220,8 @@ class Listener(PollingThread):
     def _send_calls(self, wire: Wire) -> None:
         with self._lock:
             calls, self._calls = self._calls, Counter()
+        since = real_monotonic() - KNOWN_FOR
+        self._waiting = {process: said for process, said in self._waiting.items() if said.heard_at >= since}
         for key, count in calls.items():
             known = self._next_waiting(key, count) if key < 0 or count == 1 else []
             for process in known:
@@ -233,15 +231,10 @@ class Listener(PollingThread):
 
     def _next_waiting(self, key: Key, count: int) -> list[int]:
         """Up to ``count`` processes that are known to wait for ``key``, those called longest ago first."""
-        self._forget_the_silent()
         known = [process for process, said in self._waiting.items() if key in said.keys][:count]
         for process in known:
             self._waiting[process] = self._waiting.pop(process)  # to the end of the line
         return known
-
-    def _forget_the_silent(self) -> None:
-        since = real_monotonic() - KNOWN_FOR
-        self._waiting = {process: said for process, said in self._waiting.items() if said.heard_at >= since}
 
     def _send(self, wire: Wire, payload: str, process: int | None = None) -> None:
         """Notify. A server whose queue of notifications is full refuses; then waiters have only the floor."""
@@ -272,9 +265,8 @@ class Listener(PollingThread):
     def _heed(self, wire: Wire, channel: str, payload: str, sender: int) -> None:
         word, _, more = payload.partition(" ")
         if word == WAITING:
-            self._heard_at = real_monotonic()
             known = frozenset(int(key) for key in more.split(",") if _is_key(key))
-            self._waiting[sender] = _Announcement(self._heard_at, known)
+            self._waiting[sender] = _Announcement(real_monotonic(), known)
         elif _is_key(word):
             key = int(word)
             is_called = self.waiters.call(key) > 0

@@ -241,14 +241,38 @@ def test_who_said_so_long_ago_is_not_counted_on(processes: list[Process]) -> Non
     eventually(lambda: putter.knows(1))
     processes.remove(silent)
     silent.listener.stop()  # so that a call to it reaches nobody
-    known = putter.listener._waiting
-    for process, said in known.items():
-        known[process] = said._replace(heard_at=said.heard_at - postgresql_listener.KNOWN_FOR)
+    (process,) = putter.listener._waiting
     waiting.wait()
     eventually(lambda: putter.knows(2))
+    known = putter.listener._waiting
+    known[process] = known[process]._replace(heard_at=float("-inf"))
     putter.listener.notify(TUBE, 1)
     assert called(waiting) == [0]
     assert putter.knows(1)
+
+
+def test_nobody_is_called_once_all_that_waited_have_been_silent(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, each put would cost a notification for as long as the process lives."""
+    putter, silent, _ = processes
+    silent.wait()
+    eventually(lambda: putter.knows(1))
+    silent.leave()
+    sent: list[str] = []
+    monkeypatch.setattr(putter.listener, "_send", lambda wire, said: sent.append(said))
+
+    def is_forgotten() -> bool:
+        known = putter.listener._waiting
+        known |= {process: said._replace(heard_at=float("-inf")) for process, said in known.items()}
+        putter.listener.notify(TUBE, 2)
+        return putter.knows(0)
+
+    eventually(is_forgotten)
+    eventually(lambda: not putter.listener._calls)
+    sent.clear()
+    putter.listener.notify(TUBE, 2)
+    assert not putter.listener._calls and not sent
 
 
 def test_who_never_puts_forgets_who_said_so_long_ago(
