@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,12 +16,6 @@ from .postgresql_wire import Refused, Wire
 
 MOST_CONNECTIONS = 16
 """Connections at work at the same time, besides the one that listens; more threads take turns."""
-
-IS_FULL = re.compile("too many (clients|connections)|connection slots")
-"""What a server that has no more connections says, if in English: libpq keeps the code to itself.
-
-Then a thread waits even if this process's other connections are still being opened.
-"""
 
 LONGEST_WAIT = 0.1
 """Seconds after which a thread in line looks by itself, in case a signal came just before it slept."""
@@ -40,8 +33,6 @@ class Pool:
         """The calls that wait for a connection."""
         self._places: list[None] = []
         """One for each that is open or being opened. A counter that threads change at once loses changes."""
-        self._wires: set[Wire] = set()
-        """Those that were opened; lost ones stay until the next is."""
         self._is_over = False
         """Whether what is given back is closed."""
 
@@ -69,23 +60,14 @@ class Pool:
                     wire = self._one_more()
                 except StoreUnavailable as error:
                     most, refusal = len(self._places), error
-                    if not (most and self._may_get_one(error)):
+                    if not most:
                         raise
         return wire
-
-    def _may_get_one(self, error: StoreUnavailable) -> bool:
-        """Whether one may be given back, if no more can be had: others of ours stand, or are being opened."""
-        is_full = IS_FULL.search(str(error)) is not None
-        known = [wire for wire in self._wires.copy() if not wire.is_lost]
-        return any(wire.seems_connected() for wire in known) or (is_full and len(self._places) > len(known))
 
     def _one_more(self) -> Wire:
         """Open one, in the place that is kept for it."""
         try:
-            wire = self._open()
-            self._wires.difference_update([other for other in self._wires.copy() if other.is_lost])
-            self._wires.add(wire)
-            return wire
+            return self._open()
         except BaseException:
             self._places.pop()
             self._stir_first()
@@ -149,7 +131,7 @@ class Pool:
     def _stand_in_line(self, most: int, refusal: StoreUnavailable | None) -> Wire | None:
         """Wait for a turn: return an idle connection, or ``None`` if the caller is to open one more.
 
-        If the server has refused more than ``most``, wait only while one of those may be given back.
+        ``refusal``: why the server has given no more than ``most``.
         """
         deadline, place = real_monotonic() + self._patience, threading.Lock()
         place.acquire()
@@ -166,8 +148,6 @@ class Pool:
                     if len(self._places) < most:
                         self._places.append(None)
                         return None
-                    if refusal is not None and not self._may_get_one(refusal):
-                        raise refusal
                 left = deadline - real_monotonic()
                 if left <= 0:
                     why = f", and the server gives no more: {refusal.__cause__}" if refusal else ""

@@ -287,15 +287,6 @@ class Wire:
             self.close()
         return not self.is_lost
 
-    def seems_connected(self) -> bool:
-        """Whether the server seems not to have ended it. Nothing is read, so any thread may ask."""
-        poll, ended = select.poll(), getattr(select, "POLLRDHUP", 0)  # without it, POLLHUP tells
-        try:
-            poll.register(self._pg.socket, ended)
-        except psycopg.Error:  # it was closed
-            return False
-        return not (self.is_lost or poll.poll(0))
-
     def lender(self) -> Lender:
         """What lends this connection to users, as a SQLAlchemy Connection."""
         self._was_lent = True
