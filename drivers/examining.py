@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import Features, TubeRecord
+from tubes.store import Known
 
 S = TypeVar("S")
 
@@ -18,8 +19,8 @@ MOST_PAYLOADS = 4_000_000
 
 FeaturesOf = Callable[[TubeRecord], Features | None]
 
-Known = tuple[int | None, Collection[Any]]
-"""What is known of a session: when it ends, if it does, and its connections."""
+IsAlive = Callable[[Any, Any], bool]
+"""Tells, in a look, whether a connection's process lives."""
 
 
 def portions(sizes: Iterable[tuple[int, int]]) -> Iterator[list[int]]:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -218,12 +217,9 @@ class Doctor:
         store: Store = cast("Any", tube.driver).own_store()
 
         def rescue() -> None:
+            self.queue.rescuer.rescue()
             with apart_from_others(tube):
-                ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=True))
-                # Not by way of ``tube.ended``: a session that is not rescued now may come back there
-                for session in ended:
-                    while tube._release_some(session):
-                        pass
+                tube.rescue(thoroughly=True)
 
         return Examination(self, store, rescue)
 

@@ -158,10 +158,10 @@ class Driver(Protocol):
     - ``check_reachable()`` and ``waits_for()``, if the tasks' server may be away by itself: the first raises
       StoreUnavailable if it is, the second names it.
 
-    A hosted driver may also have ``forked()``, called in a forked child; ``follow_session()``, called when
-    the queue's session or its ttr changes; ``longest_wait()``, the most seconds that a call waits for
-    earlier ones; and ``own_store()``, which returns the Store that has the tasks, to be examined. See
-    ``tubes.place``, and for the last ``tubes.doctor``.
+    A hosted driver may also have ``forked()``, called in a forked child; ``holders(tx)``, which returns the
+    sessions that may hold tasks; ``longest_wait()``, the most seconds that a call waits for earlier ones; and
+    ``own_store()``, which returns the Store that has the tasks, to be examined. See ``tubes.place``, and for
+    the last ``tubes.doctor``.
     """
 
     features: Features

@@ -20,6 +20,7 @@ from tubes.errors import (
 from tubes.interrupts import guarded, is_raised_by_handler
 from tubes.making import make_driver, start_driver, stop_driver
 from tubes.registry import find_driver
+from tubes.taking import Takes
 from tubes.tube import Tube
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class OpenTubes:
 
 
 @contextmanager
-def apart_from_others(tube: Tube, failed: list[Exception] | None = None) -> Iterator[None]:
+def apart_from_others(tube: Takes, failed: list[Exception] | None = None) -> Iterator[None]:
     """Keep an error of this tube alone from ending a loop over all tubes; note it in ``failed``."""
     try:
         yield

@@ -68,6 +68,10 @@ class Place:
         """Whether the tube is still in the queue's catalogue. Called within ``read``."""
         return self._store.has_tube(tx, self._tube)
 
+    def strangers(self) -> set[str]:
+        """Unknown sessions that may hold tasks here, but for those that the queue's store finds itself."""
+        return set()
+
     def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
         """The driver's work in a form that fits into a transaction, or a read, of the queue's store."""
         return work
@@ -117,6 +121,11 @@ class HostedPlace(Place):
 
     def has_tube(self, tx: Any) -> bool:
         return self._store.read(lambda own: self._store.has_tube(own, self._tube))  # tx is None here
+
+    def strangers(self) -> set[str]:
+        held: set[str] = self.read(getattr(self._driver, "holders", lambda tx: set()))
+        known = self._store.read(self._store.known_sessions) if held else ()
+        return held.difference(known)  # read last: one may just have begun
 
     def as_part(self, work: Callable[[Any], T]) -> Callable[[Any], T]:
         """Do the work now; what becomes part of the transaction only returns its result."""

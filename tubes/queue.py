@@ -351,7 +351,6 @@ class Queue(processes.OfOneProcess):
             except (ValueError, TypeError, AttributeError) as error:
                 raise BadOption(f"a session is a UUID, not {shown(session)}", option="session") from error
             guarded(self.store.join, wanted.hex)
-            self._tell_of_session()
             self.rescuer.rescue()
         return UUID(self.store.session)
 
@@ -361,15 +360,6 @@ class Queue(processes.OfOneProcess):
         if "session_ttr" in settings:
             ttr_ms = checked.milliseconds("session_ttr", settings["session_ttr"])
             guarded(self.store.set_session_ttr, ttr_ms)
-            self._tell_of_session()
-
-    def _tell_of_session(self) -> None:
-        """Tell drivers that keep their own sessions about this queue's."""
-        for tube in self._open_tubes:
-            follow = getattr(tube.driver, "follow_session", None)
-            if follow is not None:
-                with suppress(StoreError, NoSuchTube):  # away: learns of it later; dropped: need not
-                    follow()
 
     # Transactions
 
@@ -414,7 +404,7 @@ class Queue(processes.OfOneProcess):
         seen = self._open_tubes.asked_of_many("next_dues", [tube for tube in tubes if tube.features.timed])
         for tube in tubes:
             with apart_from_others(tube, failed):
-                expired, due = tube.expire(seen)
+                expired, due = tube.expire(seen, thoroughly=thoroughly)
                 changed += expired
                 if due is not None:
                     dues.append(due)

@@ -42,7 +42,11 @@ class Rescuer:
         """Before a take in ``taker``: give back what dead sessions hold, so that the take can get it."""
         if self._store.deaths_suspected(allow_recent=allow_recent):
             return self.rescue(taker)
-        return taker.rescue() if taker.ended else 0
+        released = 0
+        if taker.ended:
+            with apart_from_others(taker):  # a damaged task, say, must not hold up this take
+                released = taker.rescue()
+        return released
 
     def rescue(self, taker: Takes | None = None) -> int:
         """Release what ended sessions hold, in every open tube; return the number of tasks.

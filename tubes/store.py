@@ -7,7 +7,7 @@ counters, and wakes waiters. It knows nothing of states and verbs; those are the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
+
+Known = tuple[int | None, Collection[Any]]
+"""What is known of a session: when it is over, ``None`` while it has connections; and these."""
 
 
 class Store(Protocol):
@@ -151,6 +154,10 @@ class Store(Protocol):
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         """Remove ended sessions, whose tasks have been released."""
+        ...
+
+    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
+        """All sessions, those of the dead too, until they are forgotten."""
         ...
 
     # Waking

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from tubes.errors import (
     StoreError,
     StoreUnavailable,
     TubeError,
+    store_works,
 )
 from tubes.interrupts import guarded, interruptible, is_raised_by_handler
 from tubes.options import Seconds
@@ -305,12 +305,15 @@ class Takes(Steps):
 
     # What is due, and what ended sessions hold
 
-    def expire(self, seen: Mapping[int, int | None] = {}) -> tuple[int, int | None]:
+    def expire(
+        self, seen: Mapping[int, int | None] = {}, *, thoroughly: bool = False
+    ) -> tuple[int, int | None]:
         """Settle what is due, and what a rescue has left; return the number of changes, and when more is due.
 
         ``seen``: when something is next due in several tubes, by their ids; one that is not there is asked.
+        ``thoroughly``: see ``rescue``.
         """
-        expired = self.rescue()
+        expired = self.rescue(thoroughly=thoroughly)
         if self._unknown:
             self._give_back_unknown()
         due = seen[self._id] if self._id in seen else self.next_due_ms()
@@ -323,19 +326,32 @@ class Takes(Steps):
             due = self.next_due_ms()
         return expired, due
 
-    def rescue(self) -> int:
+    def rescue(self, *, thoroughly: bool = False) -> int:
         """Release what the sessions in ``ended`` hold; return the number of tasks.
 
         Sessions whose tasks others have locked stay there for the next time: a take must not wait for them.
+        So do those that a damaged task is in the way of; StoreError, if that was all.
+        ``thoroughly``: also what unknown sessions hold, if the tasks are not in the queue's own store, which
+        looks for such sessions itself.
         """
         self.place.check_reachable()
-        released = 0
+        if thoroughly:
+            self.ended |= self.place.strangers()
+        released, damage = 0, None
         for session in [*self.ended]:
-            with suppress(TasksLocked):
+            try:
                 while count := self._release_some(session):
                     released += count
                     self._let_others(count)
                 self.ended.discard(session)
+            except TasksLocked:
+                pass
+            except StoreError as error:
+                if not store_works(error):
+                    raise
+                damage = error
+        if damage is not None and not released:
+            raise damage
         return released
 
     def next_due_ms(self) -> int | None:

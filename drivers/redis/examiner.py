@@ -28,12 +28,12 @@ from ..examining import (
     name_of_lost,
     portions,
 )
-from ..watch import Watch
 from . import scripts
 from .driver import RedisDriver
 from .tx import RedisTx
 
 if TYPE_CHECKING:
+    from .runner import Runner
     from .store import RedisStore
 
 SCAN_LIMIT = 100
@@ -133,25 +133,29 @@ class Survey(NamedTuple):
         return bool(self.gave) and not self.has_keys
 
 
-RedisCheck = StoreCheck["RedisStore"]
+RedisCheck = StoreCheck["Runner"]
 
 
-def redis_checks(
-    store: RedisStore, features_of: FeaturesOf, watch: Watch[str], *, deep: bool, is_hosted: bool
-) -> Iterator[Check]:
-    """The checks of a store. ``is_hosted``: its tube is in the catalogue of another store, the queue's own.
+def redis_checks(store: RedisStore, features_of: FeaturesOf, *, deep: bool) -> Iterator[Check]:
+    """The checks of a store.
 
-    Sessions come first, or their tasks would seem to belong to dead ones; then tubes, their tasks, and the
-    heads of sub-queues. When all that is right, the tasks of the dead are given back. Only a deep look finds
-    beats that stand still: that takes time.
+    Sessions come first, or their tasks would seem to belong to dead ones; then the catalogue, and the tubes.
     """
     yield UnknownSessions(store)
     yield Unreadable(store)
+    yield CatalogueCheck(store.tubes)
+    yield Last(store)
+    yield StrayTubes(store)
+    yield from checks_of_tubes(store, features_of, deep=deep)
+    yield LonelySessions(store)
+
+
+def checks_of_tubes(store: Runner, features_of: FeaturesOf, *, deep: bool) -> Iterator[Check]:
+    """The checks of tubes, their tasks, and the heads of sub-queues.
+
+    When all that is right, the tasks of the dead are given back.
+    """
     yield Types(store)
-    if not is_hosted:
-        yield CatalogueCheck(store.tubes)
-        yield Last(store)
-        yield StrayTubes(store)
     yield Starts(store)
     for tube in store.read(store.tubes):
         features = features_of(tube)
@@ -163,8 +167,7 @@ def redis_checks(
         for where in places(features, deep=deep):
             yield Things(store, tube, features, where, told)
     yield Admissions(store)
-    yield Owners(store, watch.is_alive if deep else lambda tx, connection: True, watch.until)
-    yield LonelySessions(store)
+    yield Owners(store, *store.who_lives(deep))
 
 
 def places(features: Features, *, deep: bool) -> Iterator[str]:
@@ -186,7 +189,7 @@ def places(features: Features, *, deep: bool) -> Iterator[str]:
         yield "front"
 
 
-class Unreadable(RedisCheck):
+class Unreadable(StoreCheck["RedisStore"]):
     """Entries of sessions and connections that nobody can read."""
 
     name = "sessions"
@@ -199,7 +202,7 @@ class Unreadable(RedisCheck):
         return Finding(Kind.DAMAGE, f"in {where} the entry of {id!r} cannot be read", None)
 
 
-class Last(RedisCheck):
+class Last(StoreCheck["RedisStore"]):
     """What new tubes go on from: how many were created, and the last id that a dropped one gave."""
 
     name = "last"
@@ -286,7 +289,7 @@ class Admissions(OwnersCheck):
         return is_so
 
 
-class Owners(DeadOwners["RedisStore"], OwnersCheck):
+class Owners(DeadOwners["Runner"], OwnersCheck):
     """Sessions on a tube's list that will never give back what they hold."""
 
     def _findings(
@@ -295,15 +298,15 @@ class Owners(DeadOwners["RedisStore"], OwnersCheck):
         admitted = [holding for holding in holdings if holding.is_admitted]
         if not admitted:
             return
-        sessions = self._store.sessions()  # read after the holders: one that began meanwhile is known
+        sessions = self._store.known_sessions(tx)  # read after the holders: one that began meanwhile is known
         for owner, tasks, _ in admitted:
-            yield from self._held(tx, tube, owner, tasks, sessions.known(owner), now)
+            yield from self._held(tx, tube, owner, tasks, sessions.get(owner), now)
 
 
 # Tubes
 
 
-class StrayTubes(RedisCheck):
+class StrayTubes(StoreCheck["RedisStore"]):
     """Tubes that have keys and are not in the catalogue, so that no verb reaches them.
 
     A tube has an entry before it has keys, and keeps it until they are removed. So a tube is lost if it had
@@ -423,7 +426,7 @@ class Starts(RedisCheck):
 class Counts(RedisCheck):
     """How much the keys of a tube hold: some must hold as much as others."""
 
-    def __init__(self, store: RedisStore, tube: TubeRecord, features: Features) -> None:
+    def __init__(self, store: Runner, tube: TubeRecord, features: Features) -> None:
         super().__init__(store)
         self._tube = tube
         self._features = features
@@ -463,7 +466,7 @@ class Things(RedisCheck):
 
     def __init__(
         self,
-        store: RedisStore,
+        store: Runner,
         tube: TubeRecord,
         features: Features,
         where: str,

@@ -2,15 +2,15 @@
 
     tubes.Tube ────── RedisTube ────── RedisDriver: what each step is
                        │     │
-    the queue's own store    HostedStore: runs the steps, has a session row of the same id, beats, listens
+    the queue's own store    HostedStore: runs the steps, listens
     has the tube's entry,    │
-    the session that asks,   Redis: the keys and scripts of a Redis store
-    and the waiters
+    the sessions, and the    Redis: the keys and scripts of a tube in a Redis store
+    waiters
 
 ``RedisTube`` is the driver that the framework sees. Each of its steps is one of ``RedisDriver``'s, run
 through the ``HostedStore``; so it is a script, and cannot be part of a transaction of the queue's store.
-Consumers wait in the queue's store, and the HostedStore's listener wakes them there. Every process that has
-the tube open rescues what dead ones held.
+Consumers wait in the queue's store, and the HostedStore's listener wakes them there. The queue's store knows
+who lives; Redis knows only which of its sessions may take in the tube, and so may hold tasks there.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from tubes.clock import SystemClock
 from tubes.doctor import Check
-from tubes.driver import STEP_LIMIT, Change, Features, NewTask, Ref, TubeRecord, TubeType
-from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable, store_works
+from tubes.driver import Change, Features, NewTask, Ref, TubeRecord, TubeType
+from tubes.errors import BadOption, Conflict, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
-from tubes.store import Store
+from tubes.store import Known, Store
 from tubes.task import State, Task
 
-from ..examining import FeaturesOf
-from . import scripts
+from ..examining import FeaturesOf, IsAlive
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
-from .examiner import redis_checks
+from .examiner import checks_of_tubes
 from .hub import HOSTED, Hub
 from .listener import Source
 from .nodes import Address, Nodes
-from .store import RedisStore, texts
+from .runner import Runner
+from .store import texts
 from .urls import check_url, described, parsed, without_passwords
 
 P = ParamSpec("P")
@@ -49,6 +48,9 @@ T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds to wait for the server."""
+
+CLOCK_EVERY = 5.0
+"""Seconds between two looks at the server's clock."""
 
 PASSWORD = "TUBES_REDIS_PASSWORD"
 """Environment variable: the password for tubes that this process opened without being given their URL."""
@@ -85,7 +87,6 @@ class RedisTube:
         self._opening = threading.RLock()  # a signal's handler may call while one waits for the server
         self._opened: HostedStore | None = None
         self._failed: StoreUnavailable | None = None
-        self._suspects = False
         self._is_over = False
 
     @staticmethod
@@ -97,6 +98,10 @@ class RedisTube:
                 "a tube of type redis needs url='redis://host:6379/0' (or rediss://, unix://)", option="url"
             )
         check_url(url)
+        if "dead_after" in dict(parse_qsl(urlsplit(url).query)):
+            raise BadOption(
+                "dead_after belongs in the URL of the queue, whose store knows who lives", option="url"
+            )
         shown, is_secret = without_passwords(url)
         _check_server(url if is_secret else _with_password(shown))
         if is_secret:  # only now: the server might have refused it
@@ -121,7 +126,6 @@ class RedisTube:
             self._is_over = True
             opened, self._opened = self._opened, None
         if opened is not None:
-            opened.leave()
             opened.close()
 
     def forked(self) -> None:
@@ -142,10 +146,6 @@ class RedisTube:
     def longest_wait(self) -> float:
         """Seconds to wait for an answer; in a tube with callbacks, also for the call before this one."""
         return PATIENCE + 1
-
-    def follow_session(self) -> None:
-        """The queue's session has changed, or its ttr has."""
-        self._store.follow()
 
     def own_store(self) -> HostedStore:
         """What ``tubes doctor`` examines. StoreUnavailable if the server is away."""
@@ -171,20 +171,17 @@ class RedisTube:
     ) -> Sequence[Change]:
         """Ack, and take in the same step; do neither if the ack is refused."""
         now = self._now(now)
-        if owner is not None:
-            self._store.follow()
-        rescued: Sequence[Change] = ()
+
+        def step(tx: Any) -> Sequence[Change]:
+            if owner not in (None, self._host.session):  # it has ended, or another thread has left it
+                raise Conflict(f"this queue's session changed during a take in {self._tube.name!r}")
+            return self._redis.ack_and_take(tx, refs, limit, owner=owner, now=now)
+
         try:
-            rescued = self._rescue(now) if self._deaths_suspected() else ()
-        except StoreError as error:
-            if not store_works(error):
-                raise  # else a dead session's task is damaged, which must not hold up this take
-        try:
-            taken = self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
+            return self._do_anew(step)
         except OutcomeUnknown as error:
             error.at_ms = now
             raise
-        return [*rescued, *taken]
 
     def ack(self, tx: Any, refs: Sequence[Ref], *, owner: str | None, now: int) -> Sequence[Change]:
         return self._do(self._redis.ack, refs, owner=owner, now=self._now(now))
@@ -209,9 +206,7 @@ class RedisTube:
         return self._do(self._redis.kick, limit, now=self._now(now))
 
     def expire(self, tx: Any, limit: int, *, now: int) -> Sequence[Change]:
-        now = self._now(now)
-        rescued = self._rescue(now) if self._suspects else ()
-        return [*rescued, *self._do(self._redis.expire, limit, now=now)]
+        return self._do(self._redis.expire, limit, now=self._now(now))
 
     def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
         return self._do(self._redis.release_owner, owner, limit, now=self._now(now))
@@ -236,10 +231,13 @@ class RedisTube:
 
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since the caller goes by that one."""
-        if self._deaths_suspected(allow_recent=True):
-            return 0
         due = self._look(self._redis.next_due)
         return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
+
+    def holders(self, tx: Any) -> set[str]:
+        """The sessions that may take in the tube."""
+        store, number = self._store, self._redis.number
+        return store.read(lambda tx: texts(store.look_at(number, "sessions", "SMEMBERS")))
 
     def normalize_task(self, raw: Any) -> Task:
         return self._redis.normalize_task(raw)
@@ -266,7 +264,6 @@ class RedisTube:
                 if self._opened is None and not self._is_over:
                     self._opened = opened
                 else:  # a signal's handler has called, or has closed the queue
-                    opened.leave()
                     opened.close()
             return self._opened
 
@@ -301,57 +298,37 @@ class RedisTube:
         """Do a step of the driver's that only reads."""
         return self._store.read(lambda tx: step(tx, *args, **kwargs))
 
-    def _deaths_suspected(self, *, allow_recent: bool = False) -> bool:
-        """Whether a session may have ended in Redis; once true, it stays so until the next rescue."""
-        self._suspects = self._suspects or self._store.deaths_suspected(allow_recent=allow_recent)
-        return self._suspects
 
-    def _rescue(self, now: int) -> Sequence[Change]:
-        """Release what ended sessions hold here: those that may take, and are not alive."""
-        self._suspects = False
-        return self._store.transact(lambda tx: self._store.rescue(now))
-
-
-class HostedStore(RedisStore):
-    """The part of a Redis store that a tube in another store's queue needs. Its session is that store's."""
+class HostedStore(Runner):
+    """Runs the steps of a tube that is in another store's queue, and knows of that store's sessions."""
 
     def __init__(self, host: Store, tube: TubeRecord, driver: RedisDriver, url: str) -> None:
         self._host = host
         self._tube = tube
         self._driver = driver
-        clock = host.clock
-        super().__init__(
-            url,
-            clock=SystemClock() if isinstance(clock, SystemClock) else clock,
-            durability="normal",
-            session_ttr_ms=host.session_ttr_ms,
-            namespace=HOSTED,
-            migrate=None,
-            busy_timeout=PATIENCE,
-        )
+        self._source = Source(host.waiters, {tube.id: driver.number}.get)
+        super().__init__(parsed(url)[0], clock=host.clock, namespace=HOSTED, patience=PATIENCE)
 
-    def _new_session(self) -> str:
-        return self._host.session
-
-    def _open(self) -> None:
-        super()._open()
-        self._source = Source(self._host.waiters, {self._tube.id: self._driver.number}.get)
+    def _begin(self) -> None:
+        self._warn()
         self._hub.listener.add_driver(self._driver)
         guarded(self._hub.listener.add_source, self._source)
+
+    @property
+    def _beat_every(self) -> float:
+        return CLOCK_EVERY
 
     def _close(self) -> None:
         guarded(self._hub.listener.remove_source, self._source)
         super()._close()
 
     def _leave(self) -> None:
-        self._hub.nodes.check_reachable(self._keys)
-        super()._leave()
+        """The session is the host's."""
 
-    def _beat(self) -> None:
-        """Also follow the host's session, which may have changed while the server was away."""
-        super()._beat()
-        if not (self._left or self._is_closed or self._is_stale):
-            self.follow()
+    def _proven_session(self) -> str:
+        self._host.refresh()
+        self._host.prove_life()
+        return self._host.session
 
     @property
     def node(self) -> Address | None:
@@ -371,17 +348,25 @@ class HostedStore(RedisStore):
     # Examining
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
-        """What ``tubes.doctor`` looks at: this tube, and the sessions of all on its server."""
-        return redis_checks(self, lambda tube: ALL.features, self._watch(), deep=deep, is_hosted=True)
+        """What ``tubes.doctor`` looks at: this tube. The catalogue and the sessions are the host's."""
+        return checks_of_tubes(self, lambda tube: ALL.features, deep=deep)
 
     def tubes(self, tx: Any) -> Sequence[TubeRecord]:
-        """This one alone, as it is in Redis, unless it was dropped: the catalogue is the host's."""
+        """This one alone, as it is in Redis, unless it was dropped."""
         is_there = self._host.read(lambda own: self._host.has_tube(own, self._tube))
         return [replace(self._tube, id=self._driver.number)] if is_there else []
 
     def after_of(self, tube: int) -> int:
         """Nobody knows which ids a tube has given that has lost its next one: see ``open.lua``."""
         return self.clock.now_ms()
+
+    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
+        return self._host.read(self._host.known_sessions)
+
+    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+        host: Any = self._host  # it has checks, so it has this as well
+        is_alive, until = host.who_lives(deep)
+        return lambda tx, connection: host.read(lambda own: is_alive(own, connection)), until
 
     def remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
         super().remove_dropped(tube, gave)
@@ -391,68 +376,6 @@ class HostedStore(RedisStore):
             self._host.remove_tube(tx, self._tube)
 
         self._host.transact(remove)
-
-    # Its session
-
-    def follow(self) -> None:
-        """Move to the host's session, if that has changed, or its ttr has."""
-        host = self._host
-        if (host.session, host.session_ttr_ms) != (self.session, self.session_ttr_ms):
-            self.transact(lambda tx: self._follow())
-
-    def _follow(self) -> None:
-        with self._resuming:  # the session is read inside: nobody may go back to one that was left meanwhile
-            session, ttr_ms = self._host.session, self._host.session_ttr_ms
-            left = self._connection
-            if session == self.session:
-                self.ask(scripts.SET_SESSION_TTR, session, ttr_ms)
-                self.session_ttr_ms = ttr_ms
-            else:  # if it is there already, its ttr stays: another may just have set it
-                self.session_ttr_ms = ttr_ms
-                self._begin_session(session)
-                self.ask(scripts.LEAVE, left, self.clock.now_ms())
-
-    def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
-        """Also whether an unknown session may take here: one that was forgotten when it had ended."""
-        if super()._sees_deaths(tx, thoroughly, allow_recent):
-            return True
-        unknown = self._admitted()
-        if unknown and allow_recent:
-            unknown -= self._sessions_lately().ends.keys()
-        return bool(unknown and unknown - self.sessions().ends.keys())  # read last: one may just have begun
-
-    def _admitted(self) -> set[str]:
-        """The sessions that may take in the tube."""
-        return texts(self.look_at(self._driver.number, "sessions", "SMEMBERS"))
-
-    def rescue(self, now: int) -> list[Change]:
-        """Release what is held in the tube by sessions that are not alive.
-
-        If a damaged task is in the way of one of them, release the others' first; raise if that was all.
-        """
-        over = {*self._end_sessions(now)}
-        driver = self._driver
-        admitted = self._admitted()
-        alive = self.sessions().ends.keys() - over
-        changes: list[Change] = []
-        damage: StoreError | None = None
-        for session in admitted - alive:
-            release = partial(driver.release_owner, owner=session, limit=STEP_LIMIT, now=now)
-            try:
-                while True:
-                    released = self.transact(release)
-                    changes += released
-                    if len(released) < STEP_LIMIT:
-                        break
-            except StoreError as error:
-                if not store_works(error):
-                    raise
-                damage = error
-        if over:  # they are unknown to other tubes then, which is as good
-            self.forget_sessions(None, [*over])
-        if damage is not None and not changes:
-            raise damage
-        return changes
 
 
 _LAST = re.compile(rb"[0-9]{1,15}")

@@ -13,10 +13,9 @@ from tubes.waiting import Waiters
 
 from .listener import Listener
 from .nodes import Away, Nodes
-from .sessions import Sessions
 
 HOSTED = "tubes_hosted"
-"""Namespace of all tubes of the type ``redis`` on a server: their sessions are not those of its stores."""
+"""Namespace of all tubes of the type ``redis`` on a server."""
 
 
 class Server(NamedTuple):
@@ -43,8 +42,6 @@ class Hub:
         self.counts = Counts()
         self.waiters = Waiters(lambda: self.listener.on_wait())
         self.listener = Listener(self.nodes, server.namespace, self.waiters)
-        self.seen: tuple[float, Sessions] | None = None
-        """When one of the queues last read the sessions, and what it read."""
 
     @classmethod
     def enter(cls, server: Server) -> Hub:

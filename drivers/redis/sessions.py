@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tubes.store import Known
+
 SESSION = re.compile(r"[0-9]+ ([0-9]+|-)")
 CONNECTION = re.compile(r"(\S+) (\S+)( .*)?", re.DOTALL)
 ROLL = re.compile(r"\S+ \S+ \S+ ([0-9]{1,9})")
@@ -49,11 +51,12 @@ class Sessions(NamedTuple):
                 read.every[id] = int(entry[1]) / 1000
         return read
 
-    def known(self, session: str) -> tuple[int | None, list[str]] | None:
-        """When a session is over, and its connections; ``None``: it is not there."""
-        if session not in self.ends:
-            return None
-        return self.ends[session], [id for id, each in self.connections.items() if each.session == session]
+    def known(self) -> dict[str, Known]:
+        """What is known of each session."""
+        connections: dict[str, list[str]] = {}
+        for id, each in self.connections.items():
+            connections.setdefault(each.session, []).append(id)
+        return {session: (ends, connections.get(session, ())) for session, ends in self.ends.items()}
 
     def connected(self) -> set[str]:
         """The sessions that have connections."""

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
-from tubes.clock import Clock, ServerClock, SystemClock, real_monotonic
+from tubes.clock import Clock
 from tubes.doctor import Check
-from tubes.driver import STEP_LIMIT, Driver, Features, TubeRecord, TubeType
+from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import (
-    Conflict,
     NoSuchSession,
-    NoSuchTube,
     NotSupported,
     OutcomeUnknown,
     StoreError,
@@ -27,55 +24,31 @@ from tubes.errors import (
     TubeError,
     store_works,
 )
-from tubes.interrupts import guarded
-from tubes.logs import Log
 from tubes.stats import Deltas
-from tubes.store import Unit
+from tubes.store import Known, Unit
 from tubes.waiting import Key, Lease
 
-from ..examining import FeaturesOf
+from ..examining import FeaturesOf, IsAlive
 from ..polling import check_poll
-from ..renewal import Renewable
-from ..retries import MOST_TRIES, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
-from .errors import translated
 from .examiner import redis_checks
-from .hub import HOSTED, Hub, Server
+from .hub import HOSTED
 from .nodes import Address, Cursor
-from .scripts import Argument, Keys, Script
+from .runner import Again, Runner
+from .scripts import Argument, Keys
 from .sessions import Sessions, pairs
-from .tx import RedisTx
-from .urls import described, parsed
-from .wire import NoSession, NoTube, Refused, Wire
+from .urls import parsed
+from .wire import NoTube, Refused, Wire
 
 T = TypeVar("T")
-
-MOMENT = 0.05
-"""Seconds for which a process's stores, which look at the sessions again and again, share one answer."""
-
-PLAIN = Features()
-"""Of a tube whose type does not matter."""
 
 NO_TRANSACTIONS = (
     "a Redis store has no transactions over several calls: each call is one of its own, and "
     "take(ack=task) acks and takes in one"
 )
-
-log = Log("tubes.redis")
-
-
-class NotAdmitted(Exception):
-    """The session may not take from a tube yet, or no longer may."""
-
-    def __init__(self, driver: RedisDriver) -> None:
-        self.driver = driver
-
-
-class Again(Exception):
-    """Somebody else was faster: look again."""
 
 
 class Spared(threading.local):
@@ -87,7 +60,7 @@ class Spared(threading.local):
     count = 0
 
 
-class RedisStore(Renewable):
+class RedisStore(Runner):
     """``redis://user:password@host:6379/0?dead_after=15``, ``rediss://…`` or ``unix:///path/redis.sock?db=0``.
 
     ``dead_after``: seconds without a sign of life after which a process is taken for dead, also by processes
@@ -109,44 +82,35 @@ class RedisStore(Renewable):
         busy_timeout: float,
     ) -> None:
         check_poll()
-        super().__init__()
-        self._url, self._dead_after = parsed(url)
-        self._what = described(self._url)
-        self.clock = ServerClock() if type(clock) is SystemClock else clock
-        self._is_durable = durability == "full"
-        self._patience = max(busy_timeout, 0.1)
-        self._namespace = namespace
-        self._keys = Keys.of_queue(namespace)
+        url, self._dead_after = parsed(url)
         self.session_ttr_ms = self._own_ttr_ms = session_ttr_ms
-        self._open()
-
-    def __repr__(self) -> str:
-        return self._what
+        super().__init__(
+            url,
+            clock=clock,
+            namespace=namespace,
+            patience=max(busy_timeout, 0.1),
+            is_durable=durability == "full",
+        )
 
     def _open(self) -> None:
-        self._orders: WeakKeyDictionary[object, threading.RLock] = WeakKeyDictionary()
         self._resuming = threading.RLock()  # a signal's handler may call while a session is begun
         self.lost_sessions: set[str] = set()
         self._beats: Beats[str] = Beats(self._dead_after)
         self._after: dict[int, int] = {}
         self._spared = Spared()
         self.set_aside: set[str] = set()
-        self._hub = Hub.enter(Server(self._url, self._namespace, self._patience))
-        self.waiters, self.counts = self._hub.waiters, self._hub.counts
-        try:
-            self._learn_time()  # first, since it fails soonest where the catalogue's node is away
-            is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))
-            self._warn()
-            self._begin_session(self._new_session())
-            if is_unsaid:
-                self._check_synced()
-            guarded(self._hub.listener.add_beat, self._beat, self._beats.every)
-        except BaseException as error:
-            guarded(self._hub.listener.remove_beat, self._beat)
-            self._hub.leave()
-            if isinstance(error, Refused):
-                raise translated(error, self._what, self._keys) from error
-            raise
+        super()._open()
+
+    def _begin(self) -> None:
+        is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))
+        self._warn()
+        self._begin_session(self._new_session())
+        if is_unsaid:
+            self._check_synced()
+
+    @property
+    def _beat_every(self) -> float:
+        return self._beats.every
 
     def _tells_how_it_syncs(self, wire: Wire) -> bool:
         """Whether a server says how it writes to its disk; NotSupported if it does not write there.
@@ -181,91 +145,6 @@ class RedisStore(Renewable):
             option="durability",
         )
 
-    def _warn(self) -> None:
-        """Warn once of what this server, or one of the Cluster, may lose."""
-        if self._url in _warned:
-            return
-        told = self._hub.nodes.each(_memory_and_persistence)
-        for policy in sorted({info.get("maxmemory_policy", "") for info in told}):
-            if policy.startswith("allkeys"):
-                log.warning(
-                    "%s may drop tasks when its memory is full: its maxmemory-policy is %s; set noeviction",
-                    self._what, policy,
-                )  # fmt: skip
-        if any(info.get("aof_enabled") != "1" for info in told):
-            log.warning(
-                "%s loses tasks when it is stopped or crashes: its AOF is off; set appendonly yes", self._what
-            )
-        _warned.add(self._url)
-
-    # Steps
-
-    def run(
-        self,
-        driver: RedisDriver,
-        script: Script,
-        given: Sequence[Argument],
-        most: int = 0,
-        *,
-        is_repeatable: bool,
-    ) -> Any:
-        """Run a tube's script on the tube's node."""
-        if driver.is_unmade and script is not scripts.OPEN:
-            driver.make(RedisTx(self))
-        keys = driver.keys_of(script)
-
-        def use(wire: Wire) -> Any:
-            if driver.is_temporary and script is not scripts.OPEN:  # which makes the hash that holds the run
-                driver.empty_after_restart(wire)
-            elif self._is_durable and not is_repeatable:
-                return wire.evaluate_durably(script, keys, given, self._patience, most)
-            return wire.evaluate(script, keys, given, most)
-
-        try:
-            # opening a tube again changes nothing, so it may be repeated; yet a new tube must be on the disk
-            return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable or script is scripts.OPEN)
-        except NoSession as error:
-            raise NotAdmitted(driver) from error
-
-    def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
-        self.refresh()
-        return guarded(self._transact, work, on_commit)
-
-    def _transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None) -> T:
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                if on_commit is None:
-                    return work(RedisTx(self))
-                tx = RedisTx(self, in_order=True)
-                try:
-                    result = work(tx)
-                    on_commit(result)
-                    return result
-                finally:
-                    tx.end()
-            except NotAdmitted as error:
-                if tries >= MOST_TRIES:
-                    raise Conflict(f"{self._what}: this session keeps being ended") from error
-                self._admit(error.driver)
-                if self._left:
-                    raise StoreUnavailable("this queue is closed") from error
-            except Again as error:
-                if tries >= MOST_TRIES:
-                    raise Conflict(f"{self._what}: conflicted with others {tries} times") from error
-                pause_after(tries)
-            except Refused as error:
-                raise translated(error, self._what, self._keys) from error
-
-    def hold(self, of: RedisDriver | RedisStore) -> threading.RLock:
-        """Take the lock on a tube's commits, or on all, and return it: callbacks come in that order."""
-        lock = self._orders.setdefault(of, threading.RLock())
-        longest = self._hub.nodes.longest
-        if not lock.acquire(timeout=longest):
-            raise StoreUnavailable(f"{self._what}: waited {longest:g} s for an earlier call to finish")
-        return lock
-
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         raise NotSupported(NO_TRANSACTIONS, option="unit")
 
@@ -277,40 +156,6 @@ class RedisStore(Renewable):
 
     def connection(self, unit: Unit) -> Any:
         raise NotSupported(NO_TRANSACTIONS, option="unit")
-
-    def read(self, work: Callable[[Any], T]) -> T:
-        self.refresh()
-
-        def look() -> T:
-            try:
-                return work(RedisTx(self))
-            except Refused as error:
-                raise translated(error, self._what, self._keys) from error
-
-        return guarded(look)
-
-    def ask(self, script: Script, *given: Argument) -> Any:
-        """Run a script of the queue that may be run twice."""
-        return self._evaluate(self._keys, script, given)
-
-    def _evaluate(
-        self,
-        keys: Keys,
-        script: Script,
-        given: Sequence[Argument],
-        *,
-        is_repeatable: bool = True,
-        is_durable: bool = False,
-        within: float | None = None,
-    ) -> Any:
-        """Run a script on the node of its keys."""
-
-        def use(wire: Wire) -> Any:
-            if is_durable:
-                return wire.evaluate_durably(script, keys, given, self._patience)
-            return wire.evaluate(script, keys, given)
-
-        return self._hub.nodes.call(keys, use, is_repeatable=is_repeatable, within=within)
 
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         after = self.after_of(tube.id)
@@ -364,10 +209,6 @@ class RedisStore(Renewable):
             self._after[tube.id] = int(after)
             self._run_on(tube.id, scripts.OPEN, after)
         return bool(after)
-
-    def remove_tube(self, tx: Any, tube: TubeRecord) -> None:
-        _, last = self._run_on(tube.id, scripts.DROP)
-        self.ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """Nothing to do: there are no transactions here into which another step could come."""
@@ -427,16 +268,6 @@ class RedisStore(Renewable):
         if self.look_at(tube.id, "meta", "HEXISTS", "dropped"):
             self.remove_tube(None, tube)
 
-    def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
-        """Run a tube's script that may be run twice, and does not depend on the tube's type."""
-        keys = Keys.of_tube(self._namespace, tube)
-        return self._evaluate(keys, script, ("", self.clock.now_ms(), 0, *given))
-
-    def look_at(self, tube: int, key: str, command: str, *given: Argument) -> Any:
-        """Return a command's answer for one key of a tube."""
-        keys = Keys.of_tube(self._namespace, tube, key)
-        return self._hub.nodes.ask(keys, command, *keys, *given)
-
     # Sessions
 
     def _new_session(self) -> str:
@@ -455,30 +286,10 @@ class RedisStore(Renewable):
     def _is_alive(self) -> bool:
         return bool(self.ask(scripts.IS_ALIVE, self._connection, self.session))
 
-    def _admit(self, driver: RedisDriver) -> None:
-        """Let this session take from a tube, if it is alive; if not, the next try is a new session's."""
-        try:
-            self._admit_if_alive(driver)
-        except NoTube as error:
-            raise NoSuchTube(driver.name) from error
-        except Refused as error:
-            raise translated(error, self._what, self._keys) from error
-
-    def _admit_if_alive(self, driver: RedisDriver) -> None:
+    def _proven_session(self) -> str:
         if not self._is_alive():
             self._resume()
-        session = self.session
-        given = (driver.flags, self.clock.now_ms(), 0, session)
-        self._evaluate(driver.keys, scripts.ADMIT, given)
-        if self._is_alive() and session == self.session:
-            return
-        sessions = self.sessions()
-        if session in sessions.ends and not sessions.is_over(session, self.clock.now_ms()):
-            return  # another thread has only left it, or goes on in it on another connection
-        # It ended meanwhile, and this tube may have been rescued before: another thread may hold tasks here
-        # that nobody would look for.
-        while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
-            pass
+        return self.session
 
     def join(self, session: str) -> None:
         def step(tx: Any) -> None:
@@ -526,18 +337,11 @@ class RedisStore(Renewable):
         try:
             if not self._evaluate(self._keys, scripts.BEAT, (self._connection,), within=within):
                 self._resume()
-            self._dead(self._sessions_lately(within=within))
-            self._learn_time(within=within)
+            self._dead(self.sessions(within=within))
+            super()._beat()
         except BaseException:
             self._beats.forget()
             raise
-
-    def _learn_time(self, *, within: float | None = None) -> None:
-        clock = self.clock
-        if isinstance(clock, ServerClock):
-            self._hub.nodes.call(
-                self._keys, lambda wire: clock.ask(wire.time_ms), is_repeatable=True, within=within
-            )
 
     def _dead(self, sessions: Sessions) -> list[tuple[str, str]]:
         """Connections whose beat has not changed for too long while this process looked; with that beat."""
@@ -549,28 +353,18 @@ class RedisStore(Renewable):
         """All sessions and connections, as they are now."""
         return Sessions.of(*self._evaluate(self._keys, scripts.SESSIONS, (), within=within))
 
-    def _sessions_lately(self, *, within: float | None = None) -> Sessions:
-        """The sessions as of a moment ago, if a store of this process on that server asked then.
-
-        A queue has a store for each tube of the type ``redis``, each of which is a connection in the answer.
-        """
-        now, seen = real_monotonic(), self._hub.seen
-        if seen is None or now - seen[0] > MOMENT:
-            self._hub.seen = seen = now, self.sessions(within=within)
-        return seen[1]
-
     def deaths_suspected(self, *, thoroughly: bool = False, allow_recent: bool = False) -> bool:
         if self._is_closed or self._is_stale:
             return False
 
         def look() -> bool:
             self._hub.nodes.check_reachable(self._keys)  # a take from another node must not wait for that one
-            return self.read(lambda tx: self._sees_deaths(tx, thoroughly, allow_recent))
+            return self.read(lambda tx: self._sees_deaths(tx, thoroughly))
 
         return self._beats.suspects(look, thoroughly=thoroughly, away=StoreError)
 
-    def _sees_deaths(self, tx: Any, thoroughly: bool, allow_recent: bool) -> bool:
-        now, sessions = self.clock.now_ms(), self._sessions_lately() if allow_recent else self.sessions()
+    def _sees_deaths(self, tx: Any, thoroughly: bool) -> bool:
+        now, sessions = self.clock.now_ms(), self.sessions()
         if self._dead(sessions) or sessions.lonely() or (thoroughly and self._orphans(tx)):
             return True
         return any(sessions.is_over(session, now) for session in sessions.ends.keys() - self.set_aside)
@@ -601,6 +395,9 @@ class RedisStore(Renewable):
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         self.ask(scripts.FORGET_SESSIONS, *sessions)
+
+    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
+        return self.sessions().known()
 
     # Waking and counting
 
@@ -666,18 +463,12 @@ class RedisStore(Renewable):
                 "what tubes of the type redis keep in Redis is examined along with their queues' own stores: "
                 "give the URL of those"
             )
-        return redis_checks(self, features, self._watch(), deep=deep, is_hosted=False)
+        return redis_checks(self, features, deep=deep)
 
-    def _watch(self) -> Watch[str]:
-        return Watch(self._beats, lambda tx: self._dead(self.sessions()), self._connection)
-
-    def examined(self, tube: TubeRecord, features: Features = PLAIN) -> RedisDriver:
-        """The driver of a tube for the doctor's scripts, most of which do not depend on its type."""
-        return RedisDriver(TubeType(features), tube, self._namespace, lambda: 0, self.after_of(tube.id))
-
-    def tube_numbered(self, tx: Any, number: int) -> TubeRecord | None:
-        """The tube of that number, if it is still in the catalogue."""
-        return next((tube for tube in self.tubes(tx) if tube.id == number), None)
+    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+        """Only a deep look finds beats that stand still: that takes time."""
+        watch = Watch(self._beats, lambda tx: self._dead(self.sessions()), self._connection)
+        return watch.is_alive if deep else lambda tx, connection: True, watch.until
 
     def unknown_sessions(self, tx: Any) -> Sequence[str]:
         """Those that are missing and have connections."""
@@ -692,10 +483,6 @@ class RedisStore(Renewable):
         """Those that have lost their last connection and have not ended."""
         return self.sessions().lonely()
 
-    def remove_dropped(self, tube: TubeRecord, gave: Argument) -> None:
-        """Take a tube of which nothing is left but the last id that it gave out of the catalogue."""
-        self.ask(scripts.REMOVE_TUBE, tube.name, tube.id, gave)
-
     def numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which about the next ``limit`` keys belong, and where to go on."""
         place = re.compile(rf"{{{self._namespace}:({NUMBER})}}:")
@@ -708,19 +495,9 @@ class RedisStore(Renewable):
     def _leave(self) -> None:
         self.read(lambda tx: self.ask(scripts.LEAVE, self._connection, self.clock.now_ms()))
 
-    def _close(self) -> None:
-        guarded(self._hub.listener.remove_beat, self._beat)
-        self._hub.leave()
-
-    def forked(self) -> None:
-        super().forked()
-        Hub.forget_all()  # the program's own hook may use the queue before the hub's hook is called
-
 
 _COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """A count that a server can add to, unless others have overwritten it; see rules.lua."""
-
-_warned: set[str] = set()
 
 
 def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
@@ -732,8 +509,3 @@ def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
 def texts(ids: Iterable[bytes]) -> set[str]:
     """Ids as a server answers them, in the form that everything else has them."""
     return {id.decode(errors="replace") for id in ids}
-
-
-def _memory_and_persistence(wire: Wire) -> dict[str, str]:
-    wire.command("PING")  # refused while it loads, when INFO would answer without a word of the AOF
-    return wire.info("memory") | wire.info("persistence")

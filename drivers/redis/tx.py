@@ -10,7 +10,7 @@ from .scripts import Argument, Script
 
 if TYPE_CHECKING:
     from .driver import RedisDriver
-    from .store import RedisStore
+    from .runner import Runner
 
 
 class RedisTx:
@@ -21,7 +21,7 @@ class RedisTx:
 
     __slots__ = ("_held", "_store", "looked")
 
-    def __init__(self, store: RedisStore, *, in_order: bool = False) -> None:
+    def __init__(self, store: Runner, *, in_order: bool = False) -> None:
         self._store = store
         self._held: list[threading.RLock] | None = [] if in_order else None
         self.looked: dict[int, int | None] = {}

@@ -25,6 +25,7 @@ from ..examining import (
     CatalogueCheck,
     DeadOwners,
     FeaturesOf,
+    IsAlive,
     LonelySessions,
     StoreCheck,
     UnknownSessions,
@@ -39,9 +40,6 @@ from .tx import SqlTx
 
 MOST_FRONTS = 1000
 """The most tasks in front of one sub-queue that one transaction repairs."""
-
-IsAlive = Callable[[Any, int], bool]
-"""Whether the process of a connection lives, as far as a store that is open can tell."""
 
 
 @dataclass(frozen=True)

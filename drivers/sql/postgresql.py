@@ -40,12 +40,12 @@ from tubes.errors import (
 from tubes.interrupts import guarded, interruptible
 from tubes.store import Unit
 
+from ..examining import IsAlive
 from ..forks import cut_off
 from ..polling import check_poll
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
-from .examiner import IsAlive
 from .joined import join, unusable
 from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
@@ -474,7 +474,7 @@ class PostgresStore(SqlStore):
         with suppress(Lost, Refused), self._pool.lent() as wire:  # whoever uses the next one deals with that
             self._vacuum.run(wire)
 
-    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         """Only a deep look checks the beats: that takes time."""
         watch = Watch(self._beats, self._dead, self._connection)
         return watch.is_alive if deep else lambda tx, connection: True, watch.until

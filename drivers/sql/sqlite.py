@@ -25,10 +25,10 @@ from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
 
+from ..examining import IsAlive
 from ..retries import pause_after
 from . import sqlite_joined
 from .driver import SqlDriver
-from .examiner import IsAlive
 from .joined import join
 from .sqlite_errors import base_code, translated
 from .sqlite_joined import SqliteJoinedTx
@@ -471,7 +471,7 @@ class SqliteStore(SqlStore):
             if self.writer.shorten_log(min(SHORTEN_FOR, self._busy_timeout), write):
                 self._long_log = LONG_LOG
 
-    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         return lambda tx, connection: self._locks.is_alive(connection), lambda: 0.0
 
     # Life

@@ -498,7 +498,7 @@ class Statements(Texts):
         self.add_session = self._make(
             f"INSERT INTO {session} (id, ttr_ms, ends_ms) VALUES (:session, :ttr_ms, NULL)"
         )
-        self.sessions = self._make(f"SELECT id FROM {session}")
+        self.sessions = self._make(f"SELECT id, ends_ms FROM {session}")
         self.set_session = self._make(f"UPDATE {session} SET ttr_ms = :ttr_ms WHERE id = :session")
         self.revive_session = self._make(
             f"UPDATE {session} SET ends_ms = NULL"

@@ -18,12 +18,13 @@ from tubes.driver import Driver, TubeRecord, TubeType
 from tubes.errors import NoSuchSession
 from tubes.options import check_stored_options
 from tubes.stats import Deltas
+from tubes.store import Known
 from tubes.waiting import Key, Lease
 
-from ..examining import FeaturesOf
+from ..examining import FeaturesOf, IsAlive
 from ..renewal import Renewable
 from .driver import SqlDriver, earliest
-from .examiner import Examined, IsAlive, sql_checks
+from .examiner import Examined, sql_checks
 from .statements import Row, Statement, Statements
 
 T = TypeVar("T")
@@ -135,11 +136,11 @@ class SqlStore(Renewable):
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at."""
         store = Examined(self.dialect, self._namespace, features, self.tubes)
-        sql, (is_alive, watch) = self.migrate_sql(self._namespace), self._who_lives(deep)
+        sql, (is_alive, watch) = self.migrate_sql(self._namespace), self.who_lives(deep)
         return sql_checks(store, self.read, deep=deep, sql=sql, is_alive=is_alive, watch=watch)
 
     @abstractmethod
-    def _who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
+    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         """Tell whether a connection's process lives; and the instant when that is known of all."""
 
     # Sessions
@@ -196,7 +197,7 @@ class SqlStore(Renewable):
         """Unknown sessions that hold tasks: a process took these after it was taken for dead."""
         held = set[str]().union(*self.holders(tx, self.tubes(tx)).values()) - self.set_aside
         known = tx.only_rows(self._sql.sessions) if held else ()  # read last: one may just have begun
-        return [*held.difference(session for (session,) in known)]
+        return [*held.difference(session for session, _ in known)]
 
     def _is_any_over(self, tx: Any, *, thoroughly: bool) -> bool:
         """Whether a session is over, or on a server has no connection, but for those set aside.
@@ -213,6 +214,12 @@ class SqlStore(Renewable):
 
     def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
         tx.many(self._sql.remove_session, [(session,) for session in sessions])
+
+    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
+        connections: dict[str, list[int]] = {}
+        for id, session in tx.only_rows(self._sql.connections):
+            connections.setdefault(session, []).append(id)
+        return {id: (ends, connections.get(id, ())) for id, ends in tx.only_rows(self._sql.sessions)}
 
     def _leave(self) -> None:
         def step(tx: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -19,7 +19,6 @@ from sleeper import is_asleep
 from slow import slow_but
 
 import tubes
-from tubes.clock import real_monotonic
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
@@ -36,10 +35,9 @@ class Patient(RedisPatient):
     unread: ClassVar[tuple[bytes, ...]] = (b"{tubes_hosted}",)
     namespace = "tubes_hosted"
 
-    def fill(self, dead_after: float = 2.5) -> tubes.Tube:
+    def fill(self) -> tubes.Tube:
         """A tube in Redis with nine tasks."""
-        url = f"{self.server}{'&' if '?' in self.server else '?'}dead_after={dead_after}"
-        return fill(self.opened[0], "redis", url=url)
+        return fill(self.opened[0], "redis", url=self.server)
 
     def sql(self, text: str) -> None:
         """Run a statement on the queue's own store as no driver would."""
@@ -98,27 +96,22 @@ def hold(patient: Patient, number: int, utube: str, *, is_listed: bool = True) -
 
 
 @pytest.mark.parametrize(
-    ("entry", "is_listed", "kinds"),
-    [
-        ("", True, {"owner"}),
-        ("", False, {"owner"}),
-        ("0 1", True, {"owner"}),
-        ("0 -", True, {"session"}),
-    ],
-    ids=["unknown", "on no list", "ended", "lonely"],
+    ("is_known", "is_listed"),
+    [(False, True), (False, False), (True, True)],
+    ids=["unknown", "listed", "ended"],
 )
 def test_what_the_dead_hold_is_given_back_and_callbacks_hear_of_it(
-    entry: str, is_listed: bool, kinds: set[str], patient: Patient
+    is_known: bool, is_listed: bool, patient: Patient
 ) -> None:
-    """By the sessions on the tube's own server. The queue's store knows nothing of this one."""
+    """By the sessions that the queue's own store knows."""
     tube = patient.fill()
-    if entry:
-        patient.do("HSET", ":sessions", NOBODY, entry)
+    if is_known:
+        patient.sql(f"INSERT INTO tubes_session (id, ttr_ms, ends_ms) VALUES ('{NOBODY}', 0, 1)")
     hold(patient, 1, "a", is_listed=is_listed)
     heard: list[tuple[int, tubes.Event]] = []
     tube.on_task_change(lambda task, event: heard.append((task.id, event)))
     found = patient.examine()
-    assert {finding.kind.value for finding in found} == kinds
+    assert {finding.kind.value for finding in found} == {"owner"}
     assert {(finding.tube, finding.session) for finding in found} == {("jobs", NOBODY)}
     repaired = [*Doctor(patient.opened[0]).repair()]
     assert {finding.tube for finding in repaired} == {"jobs"}
@@ -127,47 +120,20 @@ def test_what_the_dead_hold_is_given_back_and_callbacks_hear_of_it(
     assert len(drain(tube)) == 9
 
 
-@pytest.mark.parametrize("stands_still", [False, True])
-def test_what_a_dead_process_holds_is_given_back_by_the_command(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch, stands_still: bool
-) -> None:
-    """Even if the machine stands still for a while as it waits for beats: that time does not count."""
-    late, doctor = 0.0, import_module("tubes.doctor")
-    pause = doctor.pause
-
-    def stand_still(seconds: float) -> None:
-        nonlocal late
-        late = 2.0
-        pause(seconds)
-
+def test_what_a_killed_process_holds_is_given_back_by_the_command(patient: Patient) -> None:
     tube = patient.fill()
-    assert tube.take(timeout=0) is not None
-    patient.do("HSET", ":sessions", NOBODY, "0 -")
-    patient.do("HSET", ":connections", "99", f"{NOBODY} 3 here/1")
-    hold(patient, 2, "b")
-    assert patient.examine() == []  # it takes a while to know who is dead
-    if stands_still:
-        monkeypatch.setattr(doctor, "pause", stand_still)
-        for module in (doctor, import_module("tubes.drivers.watch")):
-            monkeypatch.setattr(module, "real_monotonic", lambda: real_monotonic() + late)
-    said = patient.doctor("--fix", "--deep")
-    assert (said.status, said.kinds) == (0, {"owner"})
-    assert [(each["tube"], each["session"]) for each in said.findings] == [("jobs", NOBODY)]
-    assert tube.statistics()["tasks"]["taken"] == 1
-    assert tube.statistics()["calls"]["release"] == 1
-
-
-@pytest.mark.slow
-def test_a_killed_process_is_dead_there_too_after_a_while(patient: Patient) -> None:
-    """The queue's own store knows that at once; this one, when its beats have been missed."""
-    tube = patient.fill()
+    ours = take(tube)
     holder = begin(HOLDER, patient.url, "jobs")
     assert heard(holder) == "holds"
     finish(holder)
-    (finding,) = patient.examine(deep=True)
+    (finding,) = patient.examine()
     assert (finding.tube, finding.kind) == ("jobs", Kind.OWNER) and "process is dead" in finding.what
-    assert [each.session for each in Doctor(patient.opened[0], deep=True).repair()] == [finding.session]
-    assert sorted(drain(tube)) == [*range(9)]
+    said = patient.doctor("--fix", "--deep")
+    assert (said.status, said.kinds) == (0, {"owner"})
+    assert [(each["tube"], each["session"]) for each in said.findings] == [("jobs", finding.session)]
+    assert tube.statistics()["tasks"]["taken"] == 1
+    assert tube.statistics()["calls"]["release"] == 1
+    assert tube.ack(ours).data == 0
 
 
 def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient) -> None:
@@ -178,40 +144,6 @@ def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient)
     assert patient.doctor("--deep", "--fix").status == 0
     patient.opened[0].identify(session)
     assert tube.ack(held).id == held.id
-
-
-def test_who_comes_back_keeps_what_it_takes_though_a_repair_could_not_rescue(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes back in the queue's session, under the id of the one that was over there."""
-    driver: Any = patient.fill(dead_after=600).driver
-    ours = patient.opened[0]
-
-    def is_away(*given: Any, **options: Any) -> Any:
-        raise tubes.StoreUnavailable("the server went away in the middle of the rescue")
-
-    with tubes.connect(patient.url, sweep=False) as other:
-        theirs = other.tube.jobs
-        assert theirs.take(timeout=0) is not None
-        store = cast(Any, theirs.driver)._store
-        patient.client.hdel("{tubes_hosted}:connections", store._connection)
-        with monkeypatch.context() as patch:
-            patch.setattr(driver, "release_owner", is_away)
-            assert [*Doctor(ours).repair()] != []
-        store._beat()
-        task = take(theirs)
-        ours.sweep()
-        assert theirs.ack(task).id == task.id
-
-
-def test_a_living_process_whose_session_is_lost_there_keeps_what_it_holds(patient: Patient) -> None:
-    tube = patient.fill(dead_after=60)  # its next beat would begin the session anew
-    held = take(tube)
-    patient.do("HDEL", ":sessions", patient.opened[0].identify().hex)
-    said = patient.doctor("--fix")
-    assert (said.status, said.kinds) == (0, {"session"})
-    assert tube.ack(held).data == 0
-    assert len(drain(tube)) == 8
 
 
 def test_a_server_that_is_away_is_found_and_costs_no_other_tube_its_look(
@@ -254,18 +186,6 @@ def test_a_server_that_hangs_is_waited_for_once(
     assert {finding.kind for finding in (first, *others)} == {Kind.AWAY}
     assert "Timeout" in first.what
     assert ["did not answer a moment ago" in finding.what for finding in others] == [True, True]
-
-
-def test_a_key_of_the_server_s_sessions_of_another_type_is_among_those_named(patient: Patient) -> None:
-    patient.fill()
-    patient.do("DEL", ":sessions")
-    patient.do("SET", ":sessions", "x")
-    said = patient.doctor("--deep", "--fix")
-    assert (said.status, [(each["tube"], each["kind"]) for each in said.findings]) == (
-        1,
-        [("jobs", "damage")],
-    )
-    assert "{tubes_hosted}:sessions" in said.findings[0]["what"]
 
 
 def test_a_tube_that_was_half_dropped_is_dropped(patient: Patient) -> None:

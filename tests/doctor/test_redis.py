@@ -1163,9 +1163,9 @@ def test_many_findings_are_repaired_in_bounded_steps(patient: Patient) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient) -> None:
+def test_nothing_is_found_and_nothing_written_whatever_has_been_done(patient: Patient, redis_db: str) -> None:
     do_everything(patient.opened[0])
-    patient.opened[0].create_tube("hot", "redis", url=patient.url).put("x")
+    patient.opened[0].create_tube("hot", "redis", url=redis_db).put("x")
     find_nothing(patient, patient.stored)
 
 
@@ -1220,8 +1220,8 @@ def test_tubes_on_all_nodes_of_a_cluster_are_examined(redis_cluster: str) -> Non
             queue.drop_tube(f"lost_{number}")
 
 
-def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient) -> None:
-    patient.opened[0].create_tube("hot", "redis", url=patient.url).put("x")
+def test_tubes_of_queues_of_other_stores_are_not_taken_for_lost(patient: Patient, redis_db: str) -> None:
+    patient.opened[0].create_tube("hot", "redis", url=redis_db).put("x")
     assert run(["doctor", patient.url, "--namespace", "tubes_hosted", "--fix"]) == USAGE
     assert "queues' own stores" in patient.capture()[1]
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,7 +205,9 @@ def test_a_session_that_is_begun_anew_has_the_ttr_that_was_set_last(
     queue = connect(sweep=False)
     queue.configure(session_ttr=60)
     lost = queue.identify()
-    end_and_go_on(queue.store)
+    store: Any = queue.store
+    store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # as if taken for dead
+    store.prove_life()
     assert queue.identify() != lost
     assert server.command("HGET", "{tubes}:sessions", queue.identify().hex) == b"60000 -"
 
@@ -663,28 +665,24 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many(range(1001))
     store: Any = queue.store
-    is_alive, seen = store._is_alive, []
+    over_at, seen = store._over_at, list[float]()
 
-    def dies_after_the_first_look() -> bool:
-        if threading.current_thread() is not threading.main_thread():  # the one that beats
-            return True
-        seen.append(is_alive())
+    def dies_after_the_first_look(session: str) -> float:
+        if seen:
+            given = (tube.driver.flags, 0, 0, session, 1001, 1000)  # type: ignore[attr-defined]
+            store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
+        seen.append(over_at(session))
         if len(seen) == 1:
             other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
-            for session in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
-                other.tube.jobs._release_some(session)
+            for ended in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
+                other.tube.jobs._release_some(ended)
                 if is_forgotten:
-                    other.store.forget_sessions(None, [session])
-        else:
-            given = (tube.driver.flags, 0, 0, store.session, 1001, 1000)  # type: ignore[attr-defined]
-            if len(seen) == 2:
-                store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
-        return bool(seen[-1])
+                    other.store.forget_sessions(None, [ended])
+        return seen[-1]
 
-    store._is_alive = dies_after_the_first_look
+    store._over_at = dies_after_the_first_look
     store._admit(tube.driver)
-    store._is_alive = is_alive
-    assert seen[0] and not seen[1]
+    assert seen[0] == math.inf > seen[1]
     assert tube.statistics()["tasks"]["taken"] == 0
     task = other.tube.jobs.take(timeout=0)
     assert task is not None and task.attempts == 2
@@ -702,45 +700,29 @@ def test_a_connection_that_cannot_be_read_keeps_no_session_alive(
     assert not queue.store.deaths_suspected(thoroughly=True)
 
 
-def end_and_go_on(store: Any) -> None:
-    """Take a process for dead, and have it go on in a new session."""
-    store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())
-    store.prove_life()
-
-
-@pytest.mark.parametrize("how", ["it joins another session", "it goes on by another connection"])
 def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
-    connect: Connect, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between being let in and looking, another thread takes, and a third one has this connection leave."""
-    other = connect(sweep=False).identify()
-    if how == "it joins another session":
-        queue = connect(sweep=False, session_ttr=60)
-        tube = queue.create_tube("jobs", "fifo")
-        store: Any = queue.store
-        leave: Callable[[], Any] = partial(queue.identify, other)
-    else:  # as does a tube of the type redis, once taken for dead
-        queue = tubes.connect(f"sqlite:///{tmp_path / 'q.db'}", sweep=False)
-        tube = queue.create_tube("jobs", "redis", url=server.url)
-        store = tube.driver._store  # type: ignore[attr-defined]
-        leave = partial(end_and_go_on, store)
-    with queue:
-        tube.put("x")
-        ask, held, looks = store.ask, list[tubes.Task | None](), list[str]()
+    """Between being let in and looking, another thread takes, and a third one joins another session."""
+    other, queue = connect(sweep=False).identify(), connect(sweep=False, session_ttr=60)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    store: Any = queue.store
+    over_at, held, looks = store._over_at, list[tubes.Task | None](), list[str]()
 
-        def asks_late(script: Any, *given: Any) -> Any:
-            if script is scripts.IS_ALIVE and threading.current_thread() is threading.main_thread():
-                looks.append(given[0])
-                if len(looks) == 2:
-                    with ThreadPoolExecutor() as others:
-                        held.append(others.submit(tube.take, timeout=0).result())
-                        others.submit(leave).result()
-            return ask(script, *given)
+    def looks_late(session: str) -> float:
+        if threading.current_thread() is threading.main_thread():
+            looks.append(session)
+            if len(looks) == 2:
+                with ThreadPoolExecutor() as others:
+                    held.append(others.submit(tube.take, timeout=0).result())
+                    others.submit(queue.identify, other).result()
+        return float(over_at(session))
 
-        monkeypatch.setattr(store, "ask", asks_late)
-        assert tube.take(timeout=0) is None
-        assert held[0] is not None
-        assert tube.tasks("t") == held
+    monkeypatch.setattr(store, "_over_at", looks_late)
+    assert tube.take(timeout=0) is None
+    assert held[0] is not None
+    assert tube.tasks("t") == held
 
 
 def test_a_child_forked_while_another_thread_connects_begins_anew(

@@ -771,7 +771,7 @@ def test_a_node_that_may_lose_tasks_is_warned_of(
     redis_cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: Any, setting: str, bad: str, good: str
 ) -> None:
     """Even if it is another node than the one that the URL names."""
-    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.store"), "_warned", set())
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.runner"), "_warned", set())
     with redis.RedisCluster.from_url(redis_cluster) as client, caplog.at_level(logging.WARNING, "tubes"):
         other = next(node for node in client.get_nodes() if node.name not in redis_cluster)
         client.config_set(setting, bad, target_nodes=other)
