@@ -306,8 +306,12 @@ class HostedStore(Runner):
         self._host = host
         self._tube = tube
         self._driver = driver
-        self._source = Source(host.waiters, {tube.id: driver.number}.get)
         super().__init__(parsed(url)[0], clock=host.clock, namespace=HOSTED, patience=PATIENCE)
+
+    def _open(self) -> None:
+        waiters = self._host.waiters  # new ones after a fork
+        self._source = Source(waiters, {self._tube.id: self._driver.number}.get)
+        super()._open()
 
     def _begin(self) -> None:
         self._warn()

@@ -819,6 +819,27 @@ def test_a_forked_child_has_a_connection_of_its_own(tmp_path: Path, redis_url: s
         assert in_child(client) != client()
 
 
+def test_who_waits_in_a_forked_child_is_called(tmp_path: Path, redis_db: str) -> None:
+    """By the child's own listener, which knows of the child's waiters only."""
+    with (
+        tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue,
+        redis.Redis.from_url(redis_db) as client,
+    ):
+        tube: Any = queue.create_tube("jobs", "redis", url=redis_db)
+        tube.put("the parent's")
+        tube.ack(take(tube))
+        pid = os.fork()
+        if pid == 0:
+            task = tube.take(timeout=60)
+            os._exit(0 if task is not None and task.data == "x" else 1)
+        try:
+            waiting = f"{{tubes_hosted:{tube.driver._tube_in_redis.id}}}:waiting"
+            eventually(lambda: client.zcard(waiting))
+        finally:
+            tube.put("x")
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_fork_while_a_thread_opens_its_store_leaves_a_child_that_can(
     tmp_path: Path, redis_url: str
 ) -> None:
