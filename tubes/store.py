@@ -160,6 +160,10 @@ class Store(Protocol):
         """All sessions, those of the dead too, until they are forgotten."""
         ...
 
+    def over_at(self, tx: Any, session: str) -> float:
+        """When one is over, in ms: never (``inf``) while it has connections; an unknown one always was (0)."""
+        ...
+
     # Waking
 
     def call(self, key: Key, count: int, leases: Iterable[Lease] = ()) -> None:

@@ -367,6 +367,9 @@ class HostedStore(Runner):
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
         return self._host.read(self._host.known_sessions)
 
+    def over_at(self, tx: Any, session: str) -> float:
+        return self._host.read(lambda own: self._host.over_at(own, session))
+
     def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         host: Any = self._host  # it has checks, so it has this as well
         is_alive, until = host.who_lives(deep)

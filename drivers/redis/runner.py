@@ -240,23 +240,18 @@ class Runner(Renewable):
     def _admit_if_alive(self, driver: RedisDriver) -> None:
         for _ in range(2):  # it may end just then, but that will not happen twice
             session = self._proven_session()
-            if self._over_at(session) == inf:
+            if self.over_at(None, session) == inf:
                 break
         else:
             raise StoreUnavailable("this queue is closed")
         given = (driver.flags, self.clock.now_ms(), 0, session)
         self._evaluate(driver.keys, scripts.ADMIT, given)
-        if self._over_at(session) > self.clock.now_ms():
+        if self.over_at(None, session) > self.clock.now_ms():
             return
         # It ended meanwhile, and this tube may have been rescued before: another thread may hold tasks here
         # that nobody would look for.
         while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
             pass
-
-    def _over_at(self, session: str) -> float:
-        """When a session is over, in ms: never while it has connections; an unknown one is."""
-        ends, _ = self.known_sessions(None).get(session, (0, ()))
-        return inf if ends is None else ends
 
     @abstractmethod
     def _proven_session(self) -> str:
@@ -279,6 +274,10 @@ class Runner(Renewable):
     @abstractmethod
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
         """See ``Store.known_sessions``."""
+
+    @abstractmethod
+    def over_at(self, tx: Any, session: str) -> float:
+        """See ``Store.over_at``."""
 
     # Examining
 

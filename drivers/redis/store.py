@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from tubes.clock import Clock
@@ -39,7 +40,7 @@ from .hub import HOSTED
 from .nodes import Address, Cursor
 from .runner import Again, Runner
 from .scripts import Argument, Keys
-from .sessions import Sessions, pairs
+from .sessions import SESSION, Sessions, pairs
 from .urls import parsed
 from .wire import NoTube, Refused, Wire
 
@@ -398,6 +399,13 @@ class RedisStore(Runner):
 
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
         return self.sessions().known()
+
+    def over_at(self, tx: Any, session: str) -> float:
+        stored = self._hub.nodes.ask(self._keys, "HGET", self._keys.named("sessions"), session) or b""
+        entry = SESSION.fullmatch(stored.decode(errors="replace"))
+        if entry is None:
+            return 0
+        return inf if entry[1] == "-" else int(entry[1])
 
     # Waking and counting
 

@@ -499,6 +499,7 @@ class Statements(Texts):
             f"INSERT INTO {session} (id, ttr_ms, ends_ms) VALUES (:session, :ttr_ms, NULL)"
         )
         self.sessions = self._make(f"SELECT id, ends_ms FROM {session}")
+        self.session = self._make(f"SELECT ends_ms FROM {session} WHERE id = :session")
         self.set_session = self._make(f"UPDATE {session} SET ttr_ms = :ttr_ms WHERE id = :session")
         self.revive_session = self._make(
             f"UPDATE {session} SET ends_ms = NULL"
@@ -520,7 +521,6 @@ class Statements(Texts):
             return
         # Two connections may leave a session at once, and each still see the other
         self.over = self._make(f"SELECT id FROM {session} WHERE {is_over} OR {is_lonely}")
-        self.session = self._make(f"SELECT ends_ms FROM {session} WHERE id = :session")
         self.lonely = self._make(f"SELECT id FROM {session} WHERE {is_lonely} FOR UPDATE SKIP LOCKED")
         self.end_if_lonely = self._make(
             f"{end_lonely} AND id IN (SELECT pg_catalog.json_array_elements_text(:ids))"

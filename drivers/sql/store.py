@@ -7,6 +7,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy.engine import Dialect
@@ -220,6 +221,11 @@ class SqlStore(Renewable):
         for id, session in tx.only_rows(self._sql.connections):
             connections.setdefault(session, []).append(id)
         return {id: (ends, connections.get(id, ())) for id, ends in tx.only_rows(self._sql.sessions)}
+
+    def over_at(self, tx: Any, session: str) -> float:
+        for (ends,) in tx.only_rows(self._sql.session, session):
+            return inf if ends is None else float(ends)
+        return 0
 
     def _leave(self) -> None:
         def step(tx: Any) -> None:

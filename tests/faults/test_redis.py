@@ -653,6 +653,21 @@ def test_who_joins_a_session_while_another_thread_proves_life_stays_in_it(connec
         assert joined == joiner.identify() == session
 
 
+def test_who_is_let_in_asks_for_no_other_session(server: RedisServer) -> None:
+    """Thousands of processes that start at once, and each read all, would do nothing else."""
+
+    def reads_of_all() -> int:
+        return int(server.command("INFO", "commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
+
+    with tubes.connect(f"{server.url}&dead_after=3600", sweep=False) as queue:  # no beat reads them all
+        tube: Any = queue.create_tube("jobs", "fifo")
+        store: Any = queue.store
+        before = reads_of_all()
+        store._admit(tube.driver)
+        assert store.look_at(tube.record.id, "sessions", "SMEMBERS") == [store.session.encode()]
+        assert reads_of_all() == before
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "not forgotten yet"])
 def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     connect: Connect, is_forgotten: bool
@@ -665,13 +680,13 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many(range(1001))
     store: Any = queue.store
-    over_at, seen = store._over_at, list[float]()
+    over_at, seen = store.over_at, list[float]()
 
-    def dies_after_the_first_look(session: str) -> float:
+    def dies_after_the_first_look(tx: Any, session: str) -> float:
         if seen:
             given = (tube.driver.flags, 0, 0, session, 1001, 1000)  # type: ignore[attr-defined]
             store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
-        seen.append(over_at(session))
+        seen.append(over_at(tx, session))
         if len(seen) == 1:
             other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
             for ended in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
@@ -680,7 +695,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
                     other.store.forget_sessions(None, [ended])
         return seen[-1]
 
-    store._over_at = dies_after_the_first_look
+    store.over_at = dies_after_the_first_look
     store._admit(tube.driver)
     assert seen[0] == math.inf > seen[1]
     assert tube.statistics()["tasks"]["taken"] == 0
@@ -708,18 +723,18 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
     store: Any = queue.store
-    over_at, held, looks = store._over_at, list[tubes.Task | None](), list[str]()
+    over_at, held, looks = store.over_at, list[tubes.Task | None](), list[str]()
 
-    def looks_late(session: str) -> float:
+    def looks_late(tx: Any, session: str) -> float:
         if threading.current_thread() is threading.main_thread():
             looks.append(session)
             if len(looks) == 2:
                 with ThreadPoolExecutor() as others:
                     held.append(others.submit(tube.take, timeout=0).result())
                     others.submit(queue.identify, other).result()
-        return float(over_at(session))
+        return float(over_at(tx, session))
 
-    monkeypatch.setattr(store, "_over_at", looks_late)
+    monkeypatch.setattr(store, "over_at", looks_late)
     assert tube.take(timeout=0) is None
     assert held[0] is not None
     assert tube.tasks("t") == held
