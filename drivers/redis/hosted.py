@@ -232,7 +232,7 @@ class RedisTube:
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since the caller goes by that one."""
         due = self._look(self._redis.next_due)
-        return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
+        return None if due is None else due - self._store.ahead_ms()
 
     def holders(self, tx: Any) -> set[str]:
         """The sessions that may take in the tube."""
@@ -306,7 +306,9 @@ class HostedStore(Runner):
         self._host = host
         self._tube = tube
         self._driver = driver
-        super().__init__(parsed(url)[0], clock=host.clock, namespace=HOSTED, patience=PATIENCE)
+        # This server's clock is another than the host's, even if both are servers
+        clock = SystemClock() if isinstance(host.clock, SystemClock) else host.clock
+        super().__init__(parsed(url)[0], clock=clock, namespace=HOSTED, patience=PATIENCE)
 
     def _open(self) -> None:
         waiters = self._host.waiters  # new ones after a fork
@@ -333,6 +335,10 @@ class HostedStore(Runner):
         self._host.refresh()
         self._host.prove_life()
         return self._host.session
+
+    def ahead_ms(self) -> int:
+        """By how much the server's clock is ahead of that of the queue's store."""
+        return self.clock.now_ms() - self._host.clock.now_ms()
 
     @property
     def node(self) -> Address | None:
@@ -365,10 +371,14 @@ class HostedStore(Runner):
         return self.clock.now_ms()
 
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
-        return self._host.read(self._host.known_sessions)
+        ahead, known = self.ahead_ms(), self._host.read(self._host.known_sessions)
+        return {
+            session: (None if ends is None else ends + ahead, connections)
+            for session, (ends, connections) in known.items()
+        }
 
     def over_at(self, tx: Any, session: str) -> float:
-        return self._host.read(lambda own: self._host.over_at(own, session))
+        return self._host.read(lambda own: self._host.over_at(own, session)) + self.ahead_ms()
 
     def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
         host: Any = self._host  # it has checks, so it has this as well

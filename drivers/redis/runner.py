@@ -273,11 +273,11 @@ class Runner(Renewable):
 
     @abstractmethod
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
-        """See ``Store.known_sessions``."""
+        """See ``Store.known_sessions``; ends are by this clock."""
 
     @abstractmethod
     def over_at(self, tx: Any, session: str) -> float:
-        """See ``Store.over_at``."""
+        """See ``Store.over_at``; by this clock."""
 
     # Examining
 

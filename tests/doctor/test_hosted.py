@@ -19,6 +19,7 @@ from sleeper import is_asleep
 from slow import slow_but
 
 import tubes
+from tubes.clock import SystemClock
 from tubes.doctor import Doctor, Kind
 from tubes.testing import FakeClock
 from tubes.testing.suite import take
@@ -144,6 +145,23 @@ def test_what_a_session_holds_that_may_come_back_is_left_to_it(patient: Patient)
     assert patient.doctor("--deep", "--fix").status == 0
     patient.opened[0].identify(session)
     assert tube.ack(held).id == held.id
+
+
+def test_when_a_session_is_over_is_told_by_the_clock_of_the_queue_s_own_store(patient: Patient) -> None:
+    """The tube's server may have another."""
+
+    class Behind(SystemClock):
+        def now_ms(self) -> int:
+            return super().now_ms() - 3_600_000
+
+    with patient.connect(clock=Behind()) as queue:
+        tube: Any = fill(queue, "redis", url=patient.server)
+        with patient.connect(clock=Behind(), session_ttr=60) as worker:
+            take(worker.tube.jobs)
+        assert [*Doctor(queue, deep=True).examine()] == []
+        store = tube.driver.own_store()
+        over_at = store.over_at(None, worker.store.session)
+        assert 0 < over_at - store.clock.now_ms() <= 60_000
 
 
 def test_a_server_that_is_away_is_found_and_costs_no_other_tube_its_look(

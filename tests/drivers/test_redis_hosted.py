@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -625,11 +626,26 @@ def test_a_wait_goes_by_the_server_s_clock_whatever_the_queue_s_own_says(
 
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", clock=Other()) as queue:
         hot = queue.create_tube("hot", "redis", url=server.url)
-        hot.put("x", delay=0.3)
+        put = hot.put("x", delay=0.3)
+        assert abs(put.created_at - datetime.now(UTC)) < timedelta(minutes=30)
         before = commands()
         task = hot.take(timeout=30)
         assert task is not None and task.data == "x"
         assert commands() - before < 1000
+
+
+def test_each_of_two_servers_has_a_clock_of_its_own(
+    redis_url: str, postgres_queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the queue's own tells the time in its other tubes, whatever a tube's server says."""
+    wire = importlib.import_module("tubes.drivers.redis.wire").Wire
+    tells = wire.time_ms
+    monkeypatch.setattr(wire, "time_ms", lambda self: tells(self) + 3_600_000)
+    with tubes.connect(postgres_queue_url, sweep=False) as queue:
+        hot = queue.create_tube("hot", "redis", url=redis_url).put("x")
+        cold = queue.create_tube("cold", "fifo").put("x")
+        assert timedelta(minutes=50) < hot.created_at - cold.created_at < timedelta(minutes=70)
+        queue.drop_tube("hot")
 
 
 def test_who_comes_while_unknown_sessions_are_looked_for_keeps_what_it_takes(
