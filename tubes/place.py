@@ -123,7 +123,8 @@ class HostedPlace(Place):
         return self._store.read(lambda own: self._store.has_tube(own, self._tube))  # tx is None here
 
     def strangers(self) -> set[str]:
-        held: set[str] = self.read(getattr(self._driver, "holders", lambda tx: set()))
+        holders = self.read(getattr(self._driver, "holders", lambda tx: ()))
+        held = {session for session in holders if session is not None}  # that would mean everybody's tasks
         known = self._store.read(self._store.known_sessions) if held else ()
         return held.difference(known)  # read last: one may just have begun
 

@@ -1135,6 +1135,33 @@ def failing() -> Iterator[Any]:
         yield queue
 
 
+@pytest.mark.parametrize("form", [list, set, tuple])
+def test_what_unknown_sessions_hold_in_a_hosted_tube_is_released_and_nothing_else(form: Any) -> None:
+    """Its driver may tell who holds tasks in any form, and that nobody holds some."""
+    released: list[str | None] = []
+
+    class Held:
+        is_hosted = True
+
+        def __init__(self, store: Store, tube: TubeRecord) -> None:
+            self.store = store
+
+        def holders(self, tx: Any) -> Any:
+            return form([None, "unknown", self.store.session])
+
+        def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> list[Change]:
+            released.append(owner)
+            return []
+
+    methods = dict.fromkeys(HOSTED, lambda self, *given, **named: ())
+    whole = type("Whole", (Held,), {**methods, **vars(Held), "features": Features()})
+    tubes.register_driver(f"held_in_a_{form.__name__}", whole)
+    with tubes.connect("sqlite://", sweep=False) as queue:
+        queue.create_tube("jobs", f"held_in_a_{form.__name__}")
+        queue.sweep()
+        assert released == ["unknown"]
+
+
 def test_a_hosted_tube_is_part_of_no_transaction(failing: Any) -> None:
     """Even if its driver does not say so: its steps are not rolled back."""
     with failing.transaction() as unit, pytest.raises(tubes.NotSupported, match="several calls"):
