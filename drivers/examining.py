@@ -98,7 +98,7 @@ class DeadOwners(StoreCheck[S]):
     name = "owners"
     rescues = True
 
-    def __init__(self, store: S, is_alive: Callable[[Any, Any], bool], watch: Callable[[], float]) -> None:
+    def __init__(self, store: S, is_alive: IsAlive, watch: Callable[[], float]) -> None:
         super().__init__(store)
         self._is_alive = is_alive
         self._watch = watch

@@ -40,7 +40,7 @@ from .hub import HOSTED, Hub
 from .listener import Source
 from .nodes import Address, Nodes
 from .runner import Runner
-from .store import texts
+from .sessions import texts
 from .urls import check_url, described, parsed, without_passwords
 
 P = ParamSpec("P")

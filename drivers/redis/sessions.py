@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tubes.store import Known
@@ -77,3 +77,8 @@ def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
     """The pairs that a script answers as one flat list."""
     texts = [text.decode(errors="replace") for text in flat]
     return zip(texts[::2], texts[1::2], strict=True)
+
+
+def texts(ids: Iterable[bytes]) -> set[str]:
+    """Ids as a server answers them, in the form that everything else has them."""
+    return {id.decode(errors="replace") for id in ids}

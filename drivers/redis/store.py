@@ -40,7 +40,7 @@ from .hub import HOSTED
 from .nodes import Address, Cursor
 from .runner import Again, Runner
 from .scripts import Argument, Keys
-from .sessions import SESSION, Sessions, pairs
+from .sessions import SESSION, Sessions, pairs, texts
 from .urls import parsed
 from .wire import NoTube, Refused, Wire
 
@@ -512,8 +512,3 @@ def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:
     """The answers to all of these, refusals too, in one round trip."""
     wire.send(*commands)
     return [wire.receive() for _ in commands]
-
-
-def texts(ids: Iterable[bytes]) -> set[str]:
-    """Ids as a server answers them, in the form that everything else has them."""
-    return {id.decode(errors="replace") for id in ids}
