@@ -105,7 +105,7 @@ class RedisStore(Runner):
     def _begin(self) -> None:
         is_unsaid = self._is_durable and not all(self._hub.nodes.each(self._tells_how_it_syncs))
         self._warn()
-        self._begin_session(self._new_session())
+        self._begin_session()
         if is_unsaid:
             self._check_synced()
 
@@ -271,16 +271,12 @@ class RedisStore(Runner):
 
     # Sessions
 
-    def _new_session(self) -> str:
-        self.session_ttr_ms = self._own_ttr_ms  # one that was joined has another
-        return uuid.uuid4().hex
-
-    def _begin_session(self, session: str) -> None:
-        """Add a session and its connection, which beats from now on."""
+    def _begin_session(self) -> None:
+        """Begin a session, and add its connection, which beats from now on."""
         label = f"{socket.gethostname()}/{os.getpid()}"
-        connection = uuid.uuid4().hex
-        self.ask(scripts.BEGIN_SESSION, connection, session, self.session_ttr_ms, label)
-        self._connection, self.session = connection, session
+        connection, session = uuid.uuid4().hex, uuid.uuid4().hex
+        self.ask(scripts.BEGIN_SESSION, connection, session, self._own_ttr_ms, label)
+        self._connection, self.session, self.session_ttr_ms = connection, session, self._own_ttr_ms
         absent = self.ask(scripts.CALL_ROLL, connection, int(self._beats.every * 1000), BEATS)
         self._beats.absent = dict(pairs(absent))
 
@@ -325,7 +321,7 @@ class RedisStore(Runner):
             is_over = not (self._left or self._is_closed or self._is_alive())
             if is_over and session == self.session:  # else a signal's handler has done so meanwhile
                 self.lost_sessions.add(session)
-                self._begin_session(self._new_session())
+                self._begin_session()
 
     def _beat(self) -> None:
         """Called by the listener every few seconds.

@@ -840,8 +840,8 @@ def test_a_queue_that_is_closed_while_it_begins_anew_in_a_child_leaves_nothing_o
         # from Python 3.13 on, a thread that was made before the fork cannot be started
         closing = threading.Thread(target=queue.close)
 
-        def begins(session: str) -> None:
-            begin(session)
+        def begins() -> None:
+            begin()
             if who == "another thread":
                 closing.start()
                 eventually(lambda: store._is_closed)
