@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
@@ -332,9 +333,13 @@ class HostedStore(Runner):
         """The session is the host's."""
 
     def _proven_session(self) -> str:
-        self._host.refresh()
-        self._host.prove_life()
-        return self._host.session
+        for _ in range(2):  # it may end just then, but that will not happen twice
+            self._host.refresh()
+            self._host.prove_life()
+            session = self._host.session
+            if self.over_at(None, session) == inf:
+                return session
+        raise StoreUnavailable("this queue is closed")
 
     def ahead_ms(self) -> int:
         """By how much the server's clock is ahead of that of the queue's store."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -238,12 +237,7 @@ class Runner(Renewable):
             raise translated(error, self._what, self._keys) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:
-        for _ in range(2):  # it may end just then, but that will not happen twice
-            session = self._proven_session()
-            if self.over_at(None, session) == inf:
-                break
-        else:
-            raise StoreUnavailable("this queue is closed")
+        session = self._proven_session()
         given = (driver.flags, self.clock.now_ms(), 0, session)
         self._evaluate(driver.keys, scripts.ADMIT, given)
         if self.over_at(None, session) > self.clock.now_ms():
@@ -255,7 +249,10 @@ class Runner(Renewable):
 
     @abstractmethod
     def _proven_session(self) -> str:
-        """Return this session if others do not take it for dead, or a new one."""
+        """Return this session if others do not take it for dead, or a new one.
+
+        StoreUnavailable if the queue has left it, and so begins no new one.
+        """
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
         """Run a tube's script that may be run twice, and does not depend on the tube's type."""

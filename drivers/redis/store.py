@@ -286,6 +286,8 @@ class RedisStore(Runner):
     def _proven_session(self) -> str:
         if not self._is_alive():
             self._resume()
+        if self._left:
+            raise StoreUnavailable("this queue is closed")
         return self.session
 
     def join(self, session: str) -> None:
