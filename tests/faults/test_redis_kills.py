@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from faults.harness import ENOUGH, Crew, Meanwhile, drain, settle, torment
 from faults.test_postgresql_kills import DEAD_AFTER, configure
+from faults.test_postgresql_kills import crew_on as crew_on_postgresql
 from redis_servers import RedisServer
 from slow import slow_but
 
@@ -70,4 +72,29 @@ def test_restarts_under_processes_lose_no_task_and_ack_none_twice(crew: Crew, se
     with Meanwhile(crew, 0.7, lambda: restart(server)) as restarts:
         torment(crew, 3, 2, producers=1, consumers=2, meanwhile=[(restarts, 2)])
     account = settle(crew.lines(), drain(crew))
+    assert restarts.times >= 2 and account.acked >= ENOUGH, account
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["sqlite", "postgresql", "redis"])
+def test_a_tube_in_a_queue_of_another_store_loses_no_task_and_acks_none_twice(
+    host: str, server: RedisServer, own_redis_server: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The queue's own store tells who lives, whatever happens to the tube's server. No ttr helps."""
+    if host == "sqlite":
+        crew = Crew(tmp_path)
+    elif host == "postgresql":
+        crew = crew_on_postgresql(request.getfixturevalue("own_postgres_db"), tmp_path)
+    else:
+        crew = crew_on(own_redis_server(), tmp_path)
+    crew.type, crew.tube = "redis", {"url": server.url}
+    crew.patience = 20  # what an unknown session holds is looked for every ten seconds
+    try:
+        with Meanwhile(crew, 0.7, lambda: restart(server)) as restarts:
+            torment(
+                crew, 3, 3, producers=1, consumers=2, longest_stop=2 * DEAD_AFTER, meanwhile=[(restarts, 2)]
+            )
+        account = settle(crew.lines(), drain(crew))
+    finally:
+        crew.disband()
     assert restarts.times >= 2 and account.acked >= ENOUGH, account
