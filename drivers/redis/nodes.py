@@ -160,8 +160,9 @@ class Nodes:
         while True:
             tries += 1
             address = at or self.node_of(keys)
+            idle = self._idle.setdefault(address, [])
             try:
-                wire = self._borrow(address, patience)
+                wire = self._borrow(idle, address, patience)
                 try:
                     wire.patience = patience
                     answer = use(wire)
@@ -171,7 +172,7 @@ class Nodes:
                     wire.close()  # an answer may be on its way, which the next call would take for its own
                     raise
                 finally:
-                    self._give_back(address, wire)
+                    self._give_back(idle, address, wire)
                 if self._away:
                     self._away.pop((self.what, address), None)
                 return answer
@@ -230,8 +231,7 @@ class Nodes:
         for address in list(self._idle):
             self._forget_idle(address)
 
-    def _borrow(self, address: Address | None, patience: float) -> Wire:
-        idle = self._idle.get(address)
+    def _borrow(self, idle: list[Wire], address: Address | None, patience: float) -> Wire:
         while idle:
             try:
                 wire = idle.pop()
@@ -267,9 +267,9 @@ class Nodes:
                 said = f"an option has an invalid value ({said})"
             raise BadOption(f"bad store URL: {said}", option="url") from error
 
-    def _give_back(self, address: Address | None, wire: Wire) -> None:
-        idle = self._idle.setdefault(address, [])
-        if wire.is_lost or len(idle) >= MOST_IDLE:
+    def _give_back(self, idle: list[Wire], address: Address | None, wire: Wire) -> None:
+        """Keep a connection, unless others of the list that it was borrowed from were found to be useless."""
+        if wire.is_lost or len(idle) >= MOST_IDLE or idle is not self._idle.get(address):
             wire.close()
         else:
             idle.append(wire)
@@ -277,8 +277,11 @@ class Nodes:
             self._forget_idle(address)
 
     def _forget_idle(self, address: Address | None) -> None:
-        """Close idle connections: one was lost, or the node is a replica now; these may be no better."""
-        idle = self._idle.get(address, [])
+        """Close the connections there: one was lost, or the node is a replica now; these may be no better.
+
+        Those in use are closed when they are given back.
+        """
+        idle = self._idle.pop(address, [])
         with suppress(IndexError):
             while True:
                 idle.pop().close()

@@ -345,7 +345,7 @@ others = lambda: wire.simple("ROLLBACK"), lambda: wire.execute("SELECT 1", ())
     "redis": """
 from tubes.drivers.redis.wire import Lost
 queue = tubes.connect(sys.argv[1], sweep=False)
-wire = queue.store._hub.nodes._borrow(None, 5)
+wire = queue.store._hub.nodes._borrow([], None, 5)
 ask, hear = lambda: wire.send(("PING", "7")), wire.receive
 others = ()
 """,
