@@ -41,6 +41,7 @@ from faults.serving import WORKER, Load, put_when_it_can
 from faults.test_forks import in_child
 from faults.test_interrupts import STRESS, WAITING, check_close, check_connect, check_stress
 from redis_servers import RedisServer
+from slow import slow_but
 
 import tubes
 import tubes.aio
@@ -1153,6 +1154,71 @@ def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
     eventually(lambda: not before & connections(server))
     server.command("REPLICAOF", "NO", "ONE")
     assert tube.put("x").id == 1
+
+
+def test_a_connection_in_use_while_its_server_begins_only_to_read_is_used_no_more(
+    server: RedisServer,
+) -> None:
+    """Another thread is in the middle of a look there, which is refused nothing."""
+    with quiet(partial(tubes.connect, f"{server.url}&dead_after=3600")) as queue:
+        store: Any = queue.store
+        tube = queue.create_tube("jobs", "fifo")
+        is_asked, is_over = threading.Event(), threading.Event()
+
+        def look(wire: Any) -> Any:
+            is_asked.set()
+            return is_over.wait(60) and wire.command("PING")
+
+        thread = threading.Thread(target=lambda: store._hub.nodes.call(None, look, is_repeatable=True))
+        thread.start()
+        assert is_asked.wait(60)
+        before = connections(server)
+        server.command("REPLICAOF", "127.0.0.1", 1)
+        with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only"):
+            tube.put("x")
+        assert len(before & connections(server)) == 1
+        is_over.set()
+        ended(thread)
+        eventually(lambda: not before & connections(server))
+        server.command("REPLICAOF", "NO", "ONE")
+        assert tube.put("x").id == 1
+
+
+@pytest.mark.parametrize("type", slow_but(["fifo", "utubettl"], TYPES))
+def test_a_server_that_only_reads_denies_no_lease(connect: Connect, server: RedisServer, type: str) -> None:
+    """It may not know yet of a task that was taken at its master, by another connection of the same process."""
+    tube = connect(sweep=False).create_tube("jobs", type)
+    tube.put("x")
+    task = take(tube)
+    tube.ack(task)  # it knows as little of this task as of one that it will hear of
+    denying: list[Callable[[], object]] = [
+        partial(tube.ack, task),
+        partial(tube.ack, task.id),
+        partial(tube.take, timeout=0, ack=task),
+        partial(tube.release, task),
+        partial(tube.bury, task),
+        partial(tube.delete, task.id),
+    ]
+    if tube.features.timed:
+        denying.append(partial(tube.touch, task, 1))
+    for deny in denying:
+        with pytest.raises((tubes.NotTaken, tubes.TaskNotFound)):
+            deny()
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    for deny in denying:
+        with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only"):
+            deny()
+
+
+def test_a_server_that_only_reads_calls_no_tube_full(connect: Connect, server: RedisServer) -> None:
+    """Somebody may have made room at its master since."""
+    tube = connect(sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("x")
+    with pytest.raises(tubes.TubeFull):
+        tube.put("y", timeout=0)
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(tubes.StoreUnavailable, match=r"(?i)read.?only"):
+        tube.put("y", timeout=0)
 
 
 def test_who_waits_looks_no_more_at_a_server_that_only_reads(server: RedisServer) -> None:

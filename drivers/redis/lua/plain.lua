@@ -12,7 +12,10 @@ local function ack_plain(changes, id, token, owner, is_wanted)
     local stored = call('HGET', TASKS, id)
     local pri, created, attempts, holder, kind =
       string.match(stored or '', '^t (%S+) (%S+) %S+ %- %- %- (%S+) (%S+) (%S+)')
-    if not holder or (owner ~= '-' and owner ~= holder) or (token ~= '-' and token ~= attempts) then return false end
+    if not holder or (owner ~= '-' and owner ~= holder) or (token ~= '-' and token ~= attempts) then
+      call('HDEL', META, '-')  -- see denied in tasks.lua; what follows begins with a write anyway
+      return false
+    end
     record = '- ' .. pri .. ' ' .. created .. ' ' .. ARGV[2] .. ' - - - ' .. attempts .. ' - ' .. kind .. ' '
     payload = is_wanted == '1' and call('HGET', TASKS, id .. '=') or ''
     token, owner = attempts, holder

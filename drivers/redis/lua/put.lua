@@ -6,7 +6,10 @@
 -- Reply: the last of their ids, which are consecutive; 0 if there is no room.
 -- Cost: O(log n) each.
 local count = (#ARGV - 4) / 2
-if ARGV[4] ~= '0' and call('ZCARD', STATES) + count > tonumber(ARGV[4]) then return 0 end
+if ARGV[4] ~= '0' and call('ZCARD', STATES) + count > tonumber(ARGV[4]) then
+  call('HDEL', META, '-')  -- see denied in tasks.lua
+  return 0
+end
 local first = call('HINCRBY', META, 'next', count) - count
 if first == 0 then
   call('HDEL', META, 'next')

@@ -168,17 +168,25 @@ local function remove(event, id, t, is_wanted)
   note(event, id, t, payload)
 end
 
+-- A script that changes nothing would be run by a replica too, which may not know yet what has been done since. So before
+-- it denies something, it writes: if only nothing.
+local function denied()
+  even_when_full()
+end
+
 -- The task of an id; with a token, only while that very lease lasts and is the owner's. The owner - stands for anybody.
 local function stored(id, token, owner)
   local t = load(id)
-  if not t or token == NONE then return t end
-  if t.state == 't' and t.attempts == token and (owner == NONE or t.owner == owner) then return t end
+  local is_leased = t and t.state == 't' and t.attempts == token and (owner == NONE or t.owner == owner)
+  if is_leased or (t and token == NONE) then return t end
+  return denied()
 end
 
 -- The task of an id, if the owner holds it, by that very lease if there is a token.
 local function held(id, token, owner)
   local t = stored(id, token, NONE)
   if t and t.state == 't' and (owner == NONE or t.owner == owner) then return t end
+  return denied()
 end
 
 -- Does what time asks of up to `limit` tasks, in the order in which it was due: the ends of ttl, ttr and delay.
