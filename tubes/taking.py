@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tubes.queue import Queue
 
 RECONNECT_AFTER = 0.25
-"""Seconds between two looks of a waiting take while the store cannot be reached."""
+"""Seconds between two looks of who waits while the store cannot be reached."""
 
 
 class Takes(Steps):

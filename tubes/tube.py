@@ -20,6 +20,8 @@ from tubes.errors import (
     BadOption,
     NoSuchTube,
     NotSupported,
+    StoreBusy,
+    StoreUnavailable,
     TaskNotFound,
     TubeFull,
     shown,
@@ -32,7 +34,7 @@ from tubes.payload import encode, encode_many
 from tubes.stats import statistics
 from tubes.steps import Step
 from tubes.store import Unit
-from tubes.taking import Takes
+from tubes.taking import RECONNECT_AFTER, Takes
 from tubes.task import STATES, State, Task
 from tubes.waiting import Deadline, seconds_until
 
@@ -134,17 +136,22 @@ class Tube(Takes):
                 is_first, is_newly_called = waiters.heed(self._room, signal)
                 is_called |= is_newly_called
                 tried = self._clock.now_ms()
-                if is_first or remaining == 0.0:
-                    self.expire()
-                    changes = self._commit(step)
-                    is_called = False
-                    if changes:
-                        return changes
-                    self._check_exists()
-                self._queue.check_open()
-                if remaining == 0.0:
-                    raise TubeFull(self.name, self._capacity, wanted)
-                pause = self._until_due(tried, remaining) if is_first else remaining
+                try:
+                    if is_first or remaining == 0.0:
+                        self.expire()
+                        changes = self._commit(step)
+                        is_called = False
+                        if changes:
+                            return changes
+                        self._check_exists()
+                    self._queue.check_open()
+                    if remaining == 0.0:
+                        raise TubeFull(self.name, self._capacity, wanted)
+                    pause = self._until_due(tried, remaining) if is_first else remaining
+                except (StoreUnavailable, StoreBusy):  # nothing is stored; it waits on, as a take does
+                    if not self.place.reconnects or self._queue.is_closed or remaining == 0.0:
+                        raise
+                    pause = RECONNECT_AFTER if remaining is None else min(RECONNECT_AFTER, remaining)
                 interruptible(self._clock.wait, signal, pause)
         finally:
             is_called |= waiters.leave(self._room, signal)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from slow import slow_but
 import tubes
 from tubes.testing import FakeClock
 from tubes.testing.suite import refusal, take
+from tubes.waiting import room
 
 Server = PostgresServer | RedisServer
 
@@ -114,6 +116,51 @@ def test_a_waiting_take_is_called_after_a_restart(
     eventually(has_put_and_called)
     ended(thread)
     assert [task and task.data for task in got] == ["x"]
+
+
+def test_a_put_that_waits_for_room_waits_on_while_the_server_is_away(
+    deaf: None, connect: Connect, server: Server
+) -> None:
+    """It looks in vain, and is done when there is room."""
+    clock = FakeClock()
+    queue = connect(clock=clock, sweep=False)
+    tube = queue.create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("first")
+    task = take(tube)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(tube.put, "second", timeout=10)
+        eventually(lambda: clock.waiting)
+        (waiter,) = queue.store.waiters.line[room(tube.record.id)]
+        server.stop("immediate")
+        waiter.set()
+        eventually(lambda: put.done() or not waiter.is_set)
+        eventually(lambda: put.done() or clock.waiting)  # it has looked
+        assert not put.done()
+        server.start()
+
+        def is_acked() -> bool:
+            with suppress(tubes.StoreUnavailable):
+                return tube.ack(task).state is tubes.State.DONE
+            return False
+
+        eventually(is_acked)
+        assert put.result(60).data == "second"
+
+
+def test_a_put_whose_time_is_over_while_the_server_is_away_says_so(
+    deaf: None, connect: Connect, server: Server
+) -> None:
+    """Not that there was no room, which nobody knows."""
+    clock = FakeClock()
+    tube = connect(clock=clock, sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+    tube.put("first")
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(tube.put, "second", timeout=10)
+        eventually(lambda: clock.waiting)
+        server.stop("immediate")
+        clock.advance(10)
+        assert isinstance(put.exception(60), tubes.StoreUnavailable)
+        server.start()
 
 
 def test_a_take_whose_time_is_over_while_the_server_is_away_says_so(connect: Connect, server: Server) -> None:
