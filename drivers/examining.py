@@ -112,7 +112,7 @@ class DeadOwners(StoreCheck[S]):
         """The finding, if ``owner`` is such a session; it holds ``count`` tasks of the tube."""
         why = self._why_dead(tx, session, now)
         if why:
-            what = f"{count} taken by session {owner}, {why}"
+            what = f"{count} taken by session {owner or 'without a name'}, {why}"
             remedy = "give them back, where the tube's type is registered"
             yield Finding(Kind.OWNER, what, remedy, tube=tube.name, session=owner)
 

@@ -190,7 +190,7 @@ class SqlStore(Renewable):
         """The sessions that hold tasks, by the tubes' ids."""
         holders: dict[int, set[str]] = {tube.id: set() for tube in tubes}
         for id, owner in self._rows_of_each(tx, tubes, lambda sql: sql.holders):
-            if owner:
+            if owner is not None:
                 holders[id].add(owner)
         return holders
 

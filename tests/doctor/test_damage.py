@@ -105,6 +105,7 @@ DAMAGES = (
         (task(f"state = 't', owner = '{NOBODY}', attempts = 1, place = due_ms"),),
         "owner",
     ),
+    Damage("an owner without a name", "utube", (task("state = 't', owner = '', attempts = 1"),), "owner"),
     Damage(
         "an owner that has ended",
         "fifo",
