@@ -659,6 +659,16 @@ class ReleasesByTheTaskAlone(Sound):
         return changes
 
 
+class KeepsWhatTheDeadHold(Sound):
+    """Gives back only what it is asked to take from everybody."""
+
+    def release_owner(self, tx: Any, owner: str | None, limit: int, *, now: int) -> Sequence[Change]:
+        changes: Sequence[Change] = (
+            self.inner.release_owner(tx, None, limit, now=now) if owner is None else []
+        )
+        return changes
+
+
 @dataclass(frozen=True)
 class Fault:
     """A faulty driver, and where the kit finds the fault."""
@@ -756,6 +766,7 @@ FAULTS = (
     Fault(ForgetsItsSubQueue, "changes.Changes", "test_every_change_says_when", GROUPED, False),
     Fault(ReleasesByTheTaskAlone, "ownership.Ownership", "test_a_lease_counts_by_its_token", PLAIN, False),
     Fault(CutsBytes, "api.Api", "test_a_payload_comes_back", PLAIN, False),
+    Fault(KeepsWhatTheDeadHold, "ownership.SharedOwnership", "what_an_unknown_session", PLAIN, False),
     Fault(BuriesByTheNumberAlone, "ownership.SharedOwnership", "rolled_back_is_no_lease", PLAIN, False),
 )
 

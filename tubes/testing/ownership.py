@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tubes.driver import Ref
-from tubes.errors import BadOption, LeaseLost, NoSuchSession, NotTaken
+from tubes.errors import BadOption, Conflict, LeaseLost, NoSuchSession, NotTaken
 from tubes.queue import Queue
 from tubes.task import Event, State, Task
 from tubes.testing.atomicity import Stop
@@ -309,6 +310,16 @@ class SharedOwnership(Suite):
         assert [tube.peek(task.id).attempts for task in held] == [1, 1]
         assert tube.statistics()["calls"]["release"] == 2
         assert take(other).attempts == 2
+
+    def test_what_an_unknown_session_holds_is_given_back(
+        self, queue: Queue, tube: Tube, clock: FakeClock
+    ) -> None:
+        """A process that others have taken for dead may still finish a take, where that is not refused."""
+        put, stranger = tube.put("x"), uuid.uuid4().hex
+        with suppress(Conflict):
+            queue.store.transact(lambda tx: tube.driver.take(tx, 1, owner=stranger, now=clock.now_ms()))
+        queue.sweep()
+        assert take(tube).id == put.id
 
     def test_a_session_keeps_its_tasks_for_its_grace(
         self, tube: Tube, queue: Queue, make_queue: Connect, clock: FakeClock
