@@ -22,7 +22,8 @@ _DATABASE = re.compile(r"[0-9]*/?")
 def check_url(url: str) -> None:
     """Refuse a URL with a / ? or # in its password: what is before that would be taken for host and port.
 
-    Also refuse one whose path is no number: redis-py would silently take the database 0 instead.
+    Also refuse one whose path is no number: redis-py would silently take the database 0 instead. And one of a
+    socket by a relative path: the first part of it would be taken for a host, and left out.
     """
     try:
         urlsplit(url)
@@ -36,6 +37,11 @@ def check_url(url: str) -> None:
     torn_by_query = "@" in query and "=" not in query.partition("@")[0]
     if "#" in url or torn_by_path or torn_by_query:
         raise no_url()
+    if is_socket and not (is_file and path):
+        raise BadOption(
+            "the store's URL names no socket: it needs an absolute path, as in unix:///path/redis.sock?db=0",
+            option="url",
+        )
     if not is_socket and not _DATABASE.fullmatch(path):
         raise BadOption(
             "the store's URL names no database: its path must be a number, as in redis://host:6379/0",

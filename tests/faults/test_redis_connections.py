@@ -567,6 +567,17 @@ def test_a_path_that_is_no_number_is_no_database(path: str) -> None:
             tubes.connect(f"{scheme}://127.0.0.1:1/{path}?dead_after=5")
 
 
+@pytest.mark.parametrize(
+    "place", ["", "/", "redis.sock", "./redis.sock", "run/redis.sock", "worker@redis.sock"]
+)
+def test_a_socket_without_an_absolute_path_is_refused(place: str) -> None:
+    """For most of these redis-py would ask another socket, /redis.sock."""
+    with tubes.connect("sqlite://", sweep=False) as queue, pytest.raises(tubes.BadOption, match="absolute"):
+        queue.create_tube("jobs", "redis", url=f"unix://{place}")
+    with pytest.raises(tubes.BadOption, match="absolute"):
+        tubes.connect(f"unix://{place}?dead_after=5")
+
+
 @pytest.mark.parametrize("path", ["", "/", "/0", "/1/"])
 def test_a_path_that_is_a_number_or_none_is_a_database(path: str) -> None:
     assert isinstance(refused(f"redis://127.0.0.1:1{path}"), tubes.StoreUnavailable)
