@@ -221,10 +221,10 @@ def shown(value: object) -> str:
 
 def suggestion(word: str, known: Iterable[str], besides: Iterable[str] = ()) -> str:
     """Return "; did you mean 'x'?", what is known, or nothing. ``besides`` may be meant; it is not listed."""
-    words = sorted(known)
-    meant = [*words, *sorted(besides)]
-    near = ELSEWHERE.get(word)
-    close = [near] if near in meant else get_close_matches(word, meant, n=1)
+    words, lower = sorted(known), word.lower()
+    meant = {name.lower(): name for name in (*sorted(besides), *words)}
+    near = ELSEWHERE.get(lower)
+    close = [near] if near in meant else get_close_matches(lower, meant, n=1)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {meant[close[0]]!r}?"
     return f"; there are: {', '.join(words)}" if words else ""

@@ -74,6 +74,8 @@ def test_errors_carry_their_data_and_show_it() -> None:
 def test_a_near_miss_is_suggested_and_otherwise_everything_that_there_is() -> None:
     assert errors.suggestion("fifottll", ["fifo", "fifottl"]) == "; did you mean 'fifottl'?"
     assert errors.suggestion("countdown", ["pri", "ttl"], ["delay"]) == "; did you mean 'delay'?"
+    assert errors.suggestion("TTL", ["pri", "ttl"]) == "; did you mean 'ttl'?"
+    assert errors.suggestion("jobs", ["Jobs", "mails"]) == "; did you mean 'Jobs'?"
     assert errors.suggestion("countdown", ["pri", "ttl"]) == "; there are: pri, ttl"
     assert errors.suggestion("zzz", ["utube", "fifo"]) == "; there are: fifo, utube"
     assert errors.suggestion("zzz", []) == ""
