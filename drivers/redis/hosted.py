@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 from tubes.clock import SystemClock
 from tubes.doctor import Check
 from tubes.driver import Change, Features, NewTask, Ref, TubeRecord, TubeType
-from tubes.errors import BadOption, Conflict, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
+from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.store import Known, Store
 from tubes.task import State, Task
@@ -172,14 +172,8 @@ class RedisTube:
     ) -> Sequence[Change]:
         """Ack, and take in the same step; do neither if the ack is refused."""
         now = self._now(now)
-
-        def step(tx: Any) -> Sequence[Change]:
-            if owner not in (None, self._host.session):  # it has ended, or another thread has left it
-                raise Conflict(f"this queue's session changed during a take in {self._tube.name!r}")
-            return self._redis.ack_and_take(tx, refs, limit, owner=owner, now=now)
-
         try:
-            return self._do_anew(step)
+            return self._do_anew(self._redis.ack_and_take, refs, limit, owner=owner, now=now)
         except OutcomeUnknown as error:
             error.at_ms = now
             raise

@@ -522,21 +522,29 @@ def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answe
     assert len(took) == 6 and max(took) < 4, took  # one answer, or two in turn, are waited for 1.1 s each
 
 
-def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(tmp_path: Path, redis_db: str) -> None:
+@pytest.mark.parametrize("is_hosted", [True, False])
+def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(
+    tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch, is_hosted: bool
+) -> None:
     """Nor of what other dead ones hold. A sweep, which is not in a hurry, says what is wrong."""
-    file = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setattr("tubes.rescuer.LOOK_EVERY", 0.0)
+    store = f"sqlite:///{tmp_path / 'jobs.db'}" if is_hosted else redis_db
     with ExitStack() as stack:
-        queue, *others = [stack.enter_context(tubes.connect(file, sweep=False)) for _ in range(4)]
-        tube = queue.create_tube("hot", "redis", url=redis_db)
-        for number in range(4):
+        queue, *others = [stack.enter_context(tubes.connect(store, sweep=False)) for _ in range(8)]
+        if is_hosted:
+            tube = queue.create_tube("hot", "redis", url=redis_db)
+            keys = f"{{tubes_hosted:{tube.record.options['number']}}}"
+        else:
+            tube = queue.create_tube("hot", "utube")
+            keys = f"{{tubes:{tube.record.id}}}"
+        for number in range(7):
             tube.put(number, utube=str(number))
         held = [take(other.tube.hot) for other in others]
         client = stack.enter_context(redis.Redis.from_url(redis_db))
-        tasks = f"{{tubes_hosted:{tube.record.options['number']}}}:tasks"
-        client.hset(tasks, f"{held[1].id:016d}", "torn")
+        client.hset(f"{keys}:tasks", f"{held[1].id:016d}", "torn")
         for other in others:
             other.store.leave()
-        assert sorted(task.data for task in tube.take_many(9, 0)) == [0, 2, 3]
+        assert sorted(task.data for task in tube.take_many(9, 0)) == [0, 2, 3, 4, 5, 6]
         tube.put("more", utube="more")
         assert take(tube).data == "more", "though the damaged task is now all that there is to rescue"
         with pytest.raises(tubes.StoreError, match="damaged data"):
