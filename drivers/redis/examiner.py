@@ -167,7 +167,8 @@ def checks_of_tubes(store: Runner, features_of: FeaturesOf, *, deep: bool) -> It
         for where in places(features, deep=deep):
             yield Things(store, tube, features, where, told)
     yield Admissions(store)
-    yield Owners(store, *store.who_lives(deep))
+    is_alive, until = store.host.who_lives(deep)
+    yield Owners(store, lambda tx, id: store.host.read(lambda own: is_alive(own, id)), until)
 
 
 def places(features: Features, *, deep: bool) -> Iterator[str]:
@@ -298,7 +299,9 @@ class Owners(DeadOwners["Runner"], OwnersCheck):
         admitted = [holding for holding in holdings if holding.is_admitted]
         if not admitted:
             return
-        sessions = self._store.known_sessions(tx)  # read after the holders: one that began meanwhile is known
+        host = self._store.host
+        sessions = host.read(host.known_sessions)  # after the holders: one that began meanwhile is known
+        now = host.clock.now_ms()  # that of the tube's server may differ
         for owner, tasks, _ in admitted:
             yield from self._held(tx, tube, owner, tasks, sessions.get(owner), now)
 

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
@@ -30,10 +29,10 @@ from tubes.doctor import Check
 from tubes.driver import Change, Features, NewTask, Ref, TubeRecord, TubeType
 from tubes.errors import BadOption, NoSuchTube, OutcomeUnknown, StoreError, StoreUnavailable
 from tubes.interrupts import guarded
-from tubes.store import Known, Store
+from tubes.store import Store
 from tubes.task import State, Task
 
-from ..examining import FeaturesOf, IsAlive
+from ..examining import FeaturesOf
 from .catalogue import new_number
 from .driver import RedisDriver, check_pri
 from .examiner import checks_of_tubes
@@ -49,9 +48,6 @@ T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds to wait for the server."""
-
-CLOCK_EVERY = 5.0
-"""Seconds between two looks at the server's clock."""
 
 PASSWORD = "TUBES_REDIS_PASSWORD"
 """Environment variable: the password for tubes that this process opened without being given their URL."""
@@ -227,7 +223,7 @@ class RedisTube:
     def next_due(self, tx: Any) -> int | None:
         """By the queue's own clock, since the caller goes by that one."""
         due = self._look(self._redis.next_due)
-        return None if due is None else due - self._store.ahead_ms()
+        return None if due is None else due - self._store.clock.now_ms() + self._host.clock.now_ms()
 
     def holders(self, tx: Any) -> set[str]:
         """The sessions that may take in the tube."""
@@ -310,14 +306,14 @@ class HostedStore(Runner):
         self._source = Source(waiters, {self._tube.id: self._driver.number}.get)
         super()._open()
 
+    @property
+    def host(self) -> Any:
+        return self._host
+
     def _begin(self) -> None:
         self._warn()
         self._hub.listener.add_driver(self._driver)
         guarded(self._hub.listener.add_source, self._source)
-
-    @property
-    def _beat_every(self) -> float:
-        return CLOCK_EVERY
 
     def _close(self) -> None:
         guarded(self._hub.listener.remove_source, self._source)
@@ -325,19 +321,6 @@ class HostedStore(Runner):
 
     def _leave(self) -> None:
         """The session is the host's."""
-
-    def _proven_session(self) -> str:
-        for _ in range(2):  # it may end just then, but that will not happen twice
-            self._host.refresh()
-            self._host.prove_life()
-            session = self._host.session
-            if self.over_at(None, session) == inf:
-                return session
-        raise StoreUnavailable("this queue is closed")
-
-    def ahead_ms(self) -> int:
-        """By how much the server's clock is ahead of that of the queue's store."""
-        return self.clock.now_ms() - self._host.clock.now_ms()
 
     @property
     def node(self) -> Address | None:
@@ -368,21 +351,6 @@ class HostedStore(Runner):
     def after_of(self, tube: int) -> int:
         """Nobody knows which ids a tube has given that has lost its next one: see ``open.lua``."""
         return self.clock.now_ms()
-
-    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
-        ahead, known = self.ahead_ms(), self._host.read(self._host.known_sessions)
-        return {
-            session: (None if ends is None else ends + ahead, connections)
-            for session, (ends, connections) in known.items()
-        }
-
-    def over_at(self, tx: Any, session: str) -> float:
-        return self._host.read(lambda own: self._host.over_at(own, session)) + self.ahead_ms()
-
-    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
-        host: Any = self._host  # it has checks, so it has this as well
-        is_alive, until = host.who_lives(deep)
-        return lambda tx, connection: host.read(lambda own: is_alive(own, connection)), until
 
     def remove_dropped(self, tube: TubeRecord, gave: Any) -> None:
         super().remove_dropped(tube, gave)

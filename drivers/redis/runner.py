@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,9 +14,7 @@ from tubes.driver import STEP_LIMIT, Features, TubeRecord, TubeType
 from tubes.errors import Conflict, NoSuchTube, StoreUnavailable
 from tubes.interrupts import guarded
 from tubes.logs import Log
-from tubes.store import Known
 
-from ..examining import IsAlive
 from ..renewal import Renewable
 from ..retries import MOST_TRIES, pause_after
 from . import scripts
@@ -31,6 +30,9 @@ T = TypeVar("T")
 
 PLAIN = Features()
 """Of a tube whose type does not matter."""
+
+CLOCK_EVERY = 5.0
+"""Seconds between two looks at the server's clock."""
 
 log = Log("tubes.redis")
 
@@ -65,6 +67,11 @@ class Runner(Renewable):
     def __repr__(self) -> str:
         return self._what
 
+    @property
+    def host(self) -> Any:
+        """The store whose sessions take here."""
+        return self
+
     # Life
 
     def _open(self) -> None:
@@ -94,9 +101,9 @@ class Runner(Renewable):
         """Do what else it takes before a step can run."""
 
     @property
-    @abstractmethod
     def _beat_every(self) -> float:
         """Seconds between two calls of ``_beat``."""
+        return CLOCK_EVERY
 
     def _beat(self) -> None:
         """Called by the listener every few seconds."""
@@ -237,22 +244,27 @@ class Runner(Renewable):
             raise translated(error, self._what, self._keys) from error
 
     def _admit_if_alive(self, driver: RedisDriver) -> None:
-        session = self._proven_session()
+        host = self.host
+        for _ in range(2):  # it may end just then, but that will not happen twice
+            host.prove_life()
+            session: str = host.session
+            if self._over_at(session) == inf:
+                break
+        else:
+            raise StoreUnavailable("this queue is closed")
         given = (driver.flags, self.clock.now_ms(), 0, session)
         self._evaluate(driver.keys, scripts.ADMIT, given)
-        if self.over_at(None, session) > self.clock.now_ms():
+        if self._over_at(session) > host.clock.now_ms():
             return
         # It ended meanwhile, and this tube may have been rescued before: another thread may hold tasks here
         # that nobody would look for.
         while self._evaluate(driver.keys, scripts.RELEASE_OWNER, (*given, STEP_LIMIT)):
             pass
 
-    @abstractmethod
-    def _proven_session(self) -> str:
-        """Return this session if others do not take it for dead, or a new one.
-
-        StoreUnavailable if the queue has left it, and so begins no new one.
-        """
+    def _over_at(self, session: str) -> float:
+        """When a session is over; see ``Store.over_at``."""
+        over_at: float = self.host.read(lambda tx: self.host.over_at(tx, session))
+        return over_at
 
     def _run_on(self, tube: int, script: Script, *given: Argument) -> Any:
         """Run a tube's script that may be run twice, and does not depend on the tube's type."""
@@ -268,14 +280,6 @@ class Runner(Renewable):
         _, last = self._run_on(tube.id, scripts.DROP)
         self.ask(scripts.REMOVE_TUBE, tube.name, tube.id, last)
 
-    @abstractmethod
-    def known_sessions(self, tx: Any) -> Mapping[str, Known]:
-        """See ``Store.known_sessions``; ends are by this clock."""
-
-    @abstractmethod
-    def over_at(self, tx: Any, session: str) -> float:
-        """See ``Store.over_at``; by this clock."""
-
     # Examining
 
     @abstractmethod
@@ -285,10 +289,6 @@ class Runner(Renewable):
     @abstractmethod
     def after_of(self, tube: int) -> int:
         """The id after which a tube's ids begin."""
-
-    @abstractmethod
-    def who_lives(self, deep: bool) -> tuple[IsAlive, Callable[[], float]]:
-        """Tell whether a connection's process lives; and the instant when that is known of all."""
 
     def examined(self, tube: TubeRecord, features: Features = PLAIN) -> RedisDriver:
         """The driver of a tube for the doctor's scripts, most of which do not depend on its type."""

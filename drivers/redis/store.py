@@ -280,16 +280,6 @@ class RedisStore(Runner):
         absent = self.ask(scripts.CALL_ROLL, connection, int(self._beats.every * 1000), BEATS)
         self._beats.absent = dict(pairs(absent))
 
-    def _is_alive(self) -> bool:
-        return bool(self.ask(scripts.IS_ALIVE, self._connection, self.session))
-
-    def _proven_session(self) -> str:
-        if not self._is_alive():
-            self._resume()
-        if self._left:
-            raise StoreUnavailable("this queue is closed")
-        return self.session
-
     def join(self, session: str) -> None:
         def step(tx: Any) -> None:
             if session == self.session:
@@ -320,8 +310,9 @@ class RedisStore(Runner):
         """If this process was taken for dead, so that others have what it held, go on in a new session."""
         with self._resuming:
             session = self.session
-            is_over = not (self._left or self._is_closed or self._is_alive())
-            if is_over and session == self.session:  # else a signal's handler has done so meanwhile
+            if self._left or self._is_closed or self.ask(scripts.IS_ALIVE, self._connection, session):
+                return
+            if session == self.session:  # else a signal's handler has done so meanwhile
                 self.lost_sessions.add(session)
                 self._begin_session()
 

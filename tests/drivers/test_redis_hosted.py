@@ -656,6 +656,20 @@ def test_each_of_two_servers_has_a_clock_of_its_own(
         queue.drop_tube("hot")
 
 
+def test_the_clock_of_a_tube_s_server_is_looked_at_with_each_beat(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be set while the tube is open."""
+    wire = importlib.import_module("tubes.drivers.redis.wire").Wire
+    tells = wire.time_ms
+    with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
+        tube: Any = queue.create_tube("hot", "redis", url=redis_url)
+        before = tube.put("x").created_at
+        monkeypatch.setattr(wire, "time_ms", lambda self: tells(self) + 3_600_000)
+        tube.driver._store._beat()
+        assert timedelta(minutes=50) < tube.put("x").created_at - before
+
+
 def test_who_comes_while_unknown_sessions_are_looked_for_keeps_what_it_takes(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -681,26 +681,24 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     tube = queue.create_tube("jobs", "fifo")
     tube.put_many(range(1001))
     store: Any = queue.store
-    prove, over_at, seen = store._proven_session, store.over_at, list[float]()
+    over_at, seen = store._over_at, list[float]()
 
-    def dies_when_it_is_known_to_live() -> str:
-        session = str(prove())
-        other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
-        for over in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
-            other.tube.jobs._release_some(over)
-            if is_forgotten:
-                other.store.forget_sessions(None, [over])
-        return session
-
-    def looks_when_another_has_taken(tx: Any, session: str) -> float:
-        given = (tube.driver.flags, 0, 0, session, 1001, 1000)  # type: ignore[attr-defined]
-        store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
-        seen.append(over_at(tx, session))
+    def dies_after_the_first_look(session: str) -> float:
+        if seen:
+            given = (tube.driver.flags, 0, 0, session, 1001, 1000)  # type: ignore[attr-defined]
+            store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
+        seen.append(over_at(session))
+        if len(seen) == 1:
+            other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
+            for ended in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
+                other.tube.jobs._release_some(ended)
+                if is_forgotten:
+                    other.store.forget_sessions(None, [ended])
         return seen[-1]
 
-    store._proven_session, store.over_at = dies_when_it_is_known_to_live, looks_when_another_has_taken
+    store._over_at = dies_after_the_first_look
     store._admit(tube.driver)
-    assert len(seen) == 1 and seen[0] < math.inf
+    assert seen[0] == math.inf > seen[1]
     assert tube.statistics()["tasks"]["taken"] == 0
     task = other.tube.jobs.take(timeout=0)
     assert task is not None and task.attempts == 2
@@ -726,16 +724,18 @@ def test_a_session_that_lives_keeps_what_it_holds_while_a_thread_is_let_in(
     tube = queue.create_tube("jobs", "fifo")
     tube.put("x")
     store: Any = queue.store
-    over_at, held = store.over_at, list[tubes.Task | None]()
+    over_at, held, looks = store._over_at, list[tubes.Task | None](), list[str]()
 
-    def looks_late(tx: Any, session: str) -> float:
-        if threading.current_thread() is threading.main_thread() and not held:
-            with ThreadPoolExecutor() as others:
-                held.append(others.submit(tube.take, timeout=0).result())
-                others.submit(queue.identify, other).result()
-        return float(over_at(tx, session))
+    def looks_late(session: str) -> float:
+        if threading.current_thread() is threading.main_thread():
+            looks.append(session)
+            if len(looks) == 2:
+                with ThreadPoolExecutor() as others:
+                    held.append(others.submit(tube.take, timeout=0).result())
+                    others.submit(queue.identify, other).result()
+        return float(over_at(session))
 
-    monkeypatch.setattr(store, "over_at", looks_late)
+    monkeypatch.setattr(store, "_over_at", looks_late)
     assert tube.take(timeout=0) is None
     assert held[0] is not None
     assert tube.tasks("t") == held
