@@ -404,7 +404,9 @@ class Queue(processes.OfOneProcess):
         seen = self._open_tubes.asked_of_many("next_dues", [tube for tube in tubes if tube.features.timed])
         for tube in tubes:
             with apart_from_others(tube, failed):
-                expired, due = tube.expire(seen, thoroughly=thoroughly)
+                changed += tube.rescue(thoroughly=thoroughly)  # what an earlier one has left
+            with apart_from_others(tube, failed):  # a damaged task may be in the way of one of the two
+                expired, due = tube.expire(seen)
                 changed += expired
                 if due is not None:
                     dues.append(due)

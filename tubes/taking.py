@@ -305,15 +305,13 @@ class Takes(Steps):
 
     # What is due, and what ended sessions hold
 
-    def expire(
-        self, seen: Mapping[int, int | None] = {}, *, thoroughly: bool = False
-    ) -> tuple[int, int | None]:
-        """Settle what is due, and what a rescue has left; return the number of changes, and when more is due.
+    def expire(self, seen: Mapping[int, int | None] = {}) -> tuple[int, int | None]:
+        """Settle what is due; return the number of changes, and when more is due.
 
         ``seen``: when something is next due in several tubes, by their ids; one that is not there is asked.
-        ``thoroughly``: see ``rescue``.
         """
-        expired = self.rescue(thoroughly=thoroughly)
+        self.place.check_reachable()
+        expired = 0
         if self._unknown:
             self._give_back_unknown()
         due = seen[self._id] if self._id in seen else self.next_due_ms()

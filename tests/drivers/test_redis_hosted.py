@@ -526,16 +526,17 @@ def test_calls_that_are_told_of_wait_for_one_another_no_longer_than_for_an_answe
 def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(
     tmp_path: Path, redis_db: str, monkeypatch: pytest.MonkeyPatch, is_hosted: bool
 ) -> None:
-    """Nor of what other dead ones hold. A sweep, which is not in a hurry, says what is wrong."""
+    """Nor of what other dead ones hold, or of what is due. A sweep, which is not in a hurry, says what is wrong."""
     monkeypatch.setattr("tubes.rescuer.LOOK_EVERY", 0.0)
-    store = f"sqlite:///{tmp_path / 'jobs.db'}" if is_hosted else redis_db
+    store, clock = f"sqlite:///{tmp_path / 'jobs.db'}" if is_hosted else redis_db, FakeClock()
     with ExitStack() as stack:
-        queue, *others = [stack.enter_context(tubes.connect(store, sweep=False)) for _ in range(8)]
+        connects = [tubes.connect(store, sweep=False, clock=clock) for _ in range(8)]
+        queue, *others = map(stack.enter_context, connects)
         if is_hosted:
             tube = queue.create_tube("hot", "redis", url=redis_db)
             keys = f"{{tubes_hosted:{tube.record.options['number']}}}"
         else:
-            tube = queue.create_tube("hot", "utube")
+            tube = queue.create_tube("hot", "utubettl")
             keys = f"{{tubes:{tube.record.id}}}"
         for number in range(7):
             tube.put(number, utube=str(number))
@@ -547,8 +548,30 @@ def test_a_damaged_task_of_the_dead_is_in_the_way_of_no_other(
         assert sorted(task.data for task in tube.take_many(9, 0)) == [0, 2, 3, 4, 5, 6]
         tube.put("more", utube="more")
         assert take(tube).data == "more", "though the damaged task is now all that there is to rescue"
+        later = tube.put("later", utube="later", delay=1)
+        clock.advance(1)
         with pytest.raises(tubes.StoreError, match="damaged data"):
             queue.sweep()
+        assert tube.peek(later.id).state is tubes.State.READY
+
+
+def test_a_damaged_task_of_the_dead_keeps_no_room_from_a_put(tmp_path: Path, redis_db: str) -> None:
+    """Room that an expired task leaves, in a tube that is full."""
+    file, clock = f"sqlite:///{tmp_path / 'jobs.db'}", FakeClock()
+    with (
+        tubes.connect(file, sweep=False, clock=clock) as queue,
+        tubes.connect(file, sweep=False, clock=clock) as other,
+        redis.Redis.from_url(redis_db) as client,
+    ):
+        tube = queue.create_tube("hot", "redis", url=redis_db, capacity=2)
+        tube.put("torn", utube="a")
+        held = take(other.tube.hot)
+        tube.put("old", utube="b", ttl=1)
+        client.hset(f"{{tubes_hosted:{tube.record.options['number']}}}:tasks", f"{held.id:016d}", "torn")
+        other.store.leave()
+        assert queue.rescuer.rescue() == 0
+        clock.advance(1)
+        assert tube.put("new", utube="c").data == "new"
 
 
 def test_callbacks_hear_of_what_a_sweep_rescues(tmp_path: Path, redis_url: str) -> None:
