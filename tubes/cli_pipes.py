@@ -136,7 +136,11 @@ class Putting:
     def _put_first(self, count: int) -> list[Task]:
         """Put the first lines that wait; Ctrl-C finds them both stored and counted, or neither."""
         self._under_way = count
-        tasks = self._tube.put_many([value for _, value in self._waiting[:count]], **self._options)
+        values = [value for _, value in self._waiting[:count]]
+        if count == 1:  # by put, whose errors do not speak of a list
+            tasks = [self._tube.put(values[0], **self._options)]
+        else:
+            tasks = self._tube.put_many(values, **self._options)
         self._stored += count
         self._next = self._waiting[count - 1][0] + 1
         del self._waiting[:count]

@@ -72,6 +72,7 @@ def test_a_bad_line_is_told_by_its_number_and_the_others_are_stored(shell: Shell
         "line 9",
         "3 put, 5 bad",
     }
+    assert "tubes: line 4: data cannot be carried as JSON: nan is not a finite number" in told
     assert [task.data for task in jobs.tasks("r")] == [1, 2, "\ud800"]
 
 
@@ -189,6 +190,7 @@ def test_an_end_of_which_nobody_knows_is_told_with_its_lines(
     def lines() -> Iterator[list[bytes]]:
         yield [b"0"] * BATCH
         monkeypatch.setattr(jobs, "put_many", lose)
+        monkeypatch.setattr(jobs, "put", lambda data: lose([data]))
         yield [b"bad", *[b"1"] * (BATCH - 1), last, b"2"]
 
     monkeypatch.setattr("tubes.cli_pipes.incoming", lines)
