@@ -470,6 +470,8 @@ def test_a_sub_queue_is_not_changed_with_an_old_snapshot(postgres_place: Place, 
         connection.execution_options(isolation_level=level)
         with pytest.raises(tubes.BadOption, match="must be READ COMMITTED, not REPEATABLE READ"):
             tube.put("x", utube="a", connection=connection)
+        with pytest.raises(tubes.StoreError, match="can only be rolled back"):  # the server has refused
+            plain.put("y", connection=connection)
         connection.rollback()
         plain.put("y", connection=connection)
         connection.commit()
