@@ -111,6 +111,21 @@ class RedisServer:
         self._process.wait(PATIENCE)
         (self.folder / "pid").unlink(missing_ok=True)
 
+    def follow(self, primary: RedisServer) -> None:
+        """Make it a replica of that one, which needs a port, and return when it has all that there is."""
+        self.command("CONFIG SET", "repl-diskless-sync-delay", 0)
+        primary.command("CONFIG SET", "repl-diskless-sync-delay", 0)
+        self.command("REPLICAOF", "127.0.0.1", primary.port)
+        self.wait_until(self.is_in_sync)
+
+    def is_in_sync(self) -> bool:
+        """Whether it is a replica that gets from its primary what is written there."""
+        return bool(self.command("INFO", "replication").get("master_link_status") == "up")
+
+    def is_primary(self) -> bool:
+        """Whether it is no replica."""
+        return bool(self.command("INFO", "replication")["role"] == "master")
+
     def close(self) -> None:
         """Kill it and remove its folder. Idempotent."""
         if self._guard.poll() is None:
@@ -188,6 +203,26 @@ class RedisCluster:
         """One of its nodes, which knows the others."""
         return self.nodes[0].url
 
+    def add_replicas(self) -> list[RedisServer]:
+        """Add one for each node, in that order. The caller closes them; they are not among ``nodes``."""
+        made: list[RedisServer] = []
+        with ExitStack() as closing:
+            for node in self.nodes:
+                made.append(_cluster_node(node.binary, "everysec"))
+                closing.callback(made[-1].close)
+                made[-1].command("CLUSTER MEET", "127.0.0.1", node.port)
+            for node, replica in zip(self.nodes, made, strict=True):
+                node.command("CONFIG SET", "repl-diskless-sync-delay", 0)
+                replica.command("CONFIG SET", "repl-diskless-sync-delay", 0)
+                id = node.command("CLUSTER MYID")
+                replica.wait_until(partial(_does, replica, "CLUSTER REPLICATE", id), look_every=0.05)
+            for replica in made:
+                replica.wait_until(replica.is_in_sync, look_every=0.05)
+            for node in (*self.nodes, *made):
+                node.wait_until(partial(_knows_replicas, node), look_every=0.05)
+            closing.pop_all()
+        return made
+
     def close(self) -> None:
         """Kill the nodes and remove their folders. Idempotent."""
         for node in self.nodes:
@@ -244,15 +279,33 @@ def numbered(url: str, number: int) -> str:
     return "?".join([server, *(["&".join(kept)] if kept else [])])
 
 
-def _cluster_node(binary: Path, fsync: Fsync | None) -> RedisServer:
-    """A server that can become part of a cluster, on the first port on which it starts."""
-    settings = "cluster-enabled yes\ncluster-announce-ip 127.0.0.1"
+def on_a_port(fsync: Fsync | None, settings: str = "", binary: Path | None = None) -> RedisServer:
+    """A server on the first port on which it starts."""
     for _ in range(3):
         try:
             return RedisServer(binary, fsync=fsync, port=_free_port(), settings=settings)
         except RuntimeError:  # somebody took the port meanwhile
             continue
     return RedisServer(binary, fsync=fsync, port=_free_port(), settings=settings)
+
+
+def _cluster_node(binary: Path, fsync: Fsync | None) -> RedisServer:
+    """A server that can become part of a cluster."""
+    return on_a_port(fsync, "cluster-enabled yes\ncluster-announce-ip 127.0.0.1", binary)
+
+
+def _does(node: RedisServer, *command: Any) -> bool:
+    """Send a command; tell whether it was done, and not refused."""
+    try:
+        node.command(*command)
+    except redis.ResponseError:  # it has not heard of that node yet
+        return False
+    return True
+
+
+def _knows_replicas(node: RedisServer) -> bool:
+    """Whether it knows one for each master."""
+    return all(len(slots) == 4 for slots in node.command("CLUSTER SLOTS"))
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -72,3 +73,11 @@ def process() -> Iterator[Callable[..., Any]]:
     yield starting
     for worker in started:
         finish(worker)
+
+
+@pytest.fixture
+def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits on Redis never looks by himself during a test, and must be called."""
+    listener = importlib.import_module("tubes.drivers.redis.listener")
+    monkeypatch.setattr(listener, "FLOOR", 60)
+    monkeypatch.setattr(listener, "SAID_FOR", 60)

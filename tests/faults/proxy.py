@@ -14,7 +14,7 @@ from faults.harness import eventually
 
 
 class Proxy:
-    """Listens on ``port`` for clients of the server at that Unix socket.
+    """Listens on ``port`` for clients of the server at that Unix socket; ``lead_to`` names another server.
 
     ``cut_after``: bytes of the next request whose answer is lost, and the connection with it. ``spoil_after``: bytes of
     the next one whose answer becomes unreadable. ``is_silent``: answers are lost, and nobody is told. ``is_deaf``: new
@@ -31,6 +31,8 @@ class Proxy:
         """Reads of the server's answers that were lost because of ``is_silent``."""
         self._held: tuple[socket.socket, bytes] | None = None
         self._server = server
+        self._turn = object()
+        """Ends the connections that were made before it was replaced."""
         self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -44,6 +46,12 @@ class Proxy:
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
+
+    def lead_to(self, server: Path, *, is_cut: bool) -> None:
+        """Lead new clients to another server, as a load balancer does; ``is_cut``: lose the old ones' connections."""
+        self._server = server
+        if is_cut:
+            self._turn = object()
 
     def drop(self) -> None:
         """Wait until a request is held back, and never let it arrive."""
@@ -71,16 +79,17 @@ class Proxy:
                 self._start(self._relay, client)
 
     def _relay(self, client: socket.socket) -> None:
+        turn = self._turn
         with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
             if self._tls is not None:
                 client = self._tls.wrap_socket(client, server_side=True)
             with client:
                 server.connect(str(self._server))
-                self._pass_on(client, server)
+                self._pass_on(client, server, turn)
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+    def _pass_on(self, client: socket.socket, server: socket.socket, turn: object) -> None:
         is_cut = is_spoiled = False
-        while not self._is_over:
+        while not self._is_over and turn is self._turn:
             for ready in select.select([client, server], [], [], 0.05)[0]:
                 data = ready.recv(1 << 20)
                 while isinstance(ready, ssl.SSLSocket) and ready.pending():

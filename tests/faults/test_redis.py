@@ -66,14 +66,6 @@ def url(server: RedisServer) -> str:
     return f"{server.url}&dead_after=1"
 
 
-@pytest.fixture
-def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting consumers never look by themselves during a test: they must be called."""
-    listener = importlib.import_module("tubes.drivers.redis.listener")
-    monkeypatch.setattr(listener, "FLOOR", 60)
-    monkeypatch.setattr(listener, "SAID_FOR", 60)
-
-
 def until_wait(server: RedisServer, count: int) -> None:
     """Wait until so many connections wait for a call."""
     eventually(lambda: server.command("INFO", "clients")["blocked_clients"] == count)
