@@ -99,7 +99,7 @@ def hold(patient: Patient, number: int, utube: str, *, is_listed: bool = True) -
 @pytest.mark.parametrize(
     ("is_known", "is_listed"),
     [(False, True), (False, False), (True, True)],
-    ids=["unknown", "listed", "ended"],
+    ids=["unknown", "on no list", "ended"],
 )
 def test_what_the_dead_hold_is_given_back_and_callbacks_hear_of_it(
     is_known: bool, is_listed: bool, patient: Patient

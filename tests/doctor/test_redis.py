@@ -23,6 +23,7 @@ from slow import slow_but
 
 import tubes
 from tubes.cli import UNAVAILABLE, USAGE, run
+from tubes.clock import real_monotonic
 from tubes.doctor import Doctor, Finding, Kind
 from tubes.options import LONGEST_MS
 from tubes.testing import FakeClock
@@ -1099,8 +1100,19 @@ def test_owners_are_looked_at_in_every_tube(patient: Patient, monkeypatch: pytes
     assert patient.examine() == []
 
 
-@pytest.mark.slow
-def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient) -> None:
+@pytest.mark.parametrize("stands_still", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_what_a_dead_process_holds_is_given_back_with_an_event(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, stands_still: bool
+) -> None:
+    """Even if the machine stands still for a while as it waits for beats: that time does not count."""
+    late, doctor = 0.0, import_module("tubes.doctor")
+    pause = doctor.pause
+
+    def stand_still(seconds: float) -> None:
+        nonlocal late
+        late = 2.0
+        pause(seconds)
+
     tube = fill(patient.opened[0], "utube")
     tube.take(timeout=0)
     patient.do("HSET", ":sessions", NOBODY, "0 -")
@@ -1110,9 +1122,15 @@ def test_what_a_dead_process_holds_is_given_back_with_an_event(patient: Patient)
     patient.do("HSET", "busy", "b", id(2))
     patient.do("ZREM", "line", line("b", 2))
     assert patient.examine() == []  # it takes a while to know who is dead
-    assert [finding.session for finding in patient.examine(deep=True)] == [NOBODY]
+    if stands_still:
+        monkeypatch.setattr(doctor, "pause", stand_still)
+        for module in (doctor, import_module("tubes.drivers.watch")):
+            monkeypatch.setattr(module, "real_monotonic", lambda: real_monotonic() + late)
+    else:
+        assert [finding.session for finding in patient.examine(deep=True)] == [NOBODY]
     said = patient.doctor("--fix", "--deep")
     assert (said.status, said.kinds) == (0, {"owner"})
+    assert [(each["tube"], each["session"]) for each in said.findings] == [("jobs", NOBODY)]
     assert tube.statistics()["tasks"]["taken"] == 1
     assert tube.statistics()["calls"]["release"] == 1
 

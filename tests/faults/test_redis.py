@@ -670,14 +670,14 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     It takes more tasks than one step gives back.
     """
     queue, other = connect(sweep=False), connect(sweep=False)
-    tube = queue.create_tube("jobs", "fifo")
+    tube: Any = queue.create_tube("jobs", "fifo")
     tube.put_many(range(1001))
     store: Any = queue.store
     over_at, seen = store._over_at, list[float]()
 
     def dies_after_the_first_look(session: str) -> float:
         if seen:
-            given = (tube.driver.flags, 0, 0, session, 1001, 1000)  # type: ignore[attr-defined]
+            given = (tube.driver.flags, 0, 0, session, 1001, 1000)
             store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
         seen.append(over_at(session))
         if len(seen) == 1:
