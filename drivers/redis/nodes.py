@@ -155,8 +155,8 @@ class Nodes:
         StoreUnavailable when there is no connection; Refused when the server says no.
         """
         tries = losses = 0
-        until = real_monotonic() + self.patience
         patience = self.longest if within is None else min(within, self.longest)
+        until = real_monotonic() + min(patience, self.patience)
         while True:
             tries += 1
             address = at or self.node_of(keys)
@@ -192,9 +192,6 @@ class Nodes:
                     self._look_round(address, patience)
                 elif losses >= MOST_LOSSES:
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
-            except Refused as error:
-                self.heed(error, address)
-                raise
             if real_monotonic() > until:
                 self.note_away(address, until)
                 node = f"node {address[0]}:{address[1]}: " if address else ""  # the URL may name another

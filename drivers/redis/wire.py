@@ -24,6 +24,7 @@ from .scripts import Argument, Keys, Script, packed
 
 NOT_NOW = (
     exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
 )  # fmt: skip
 """Errors of a server that will do it later, or whose successor will.
 
@@ -255,6 +256,8 @@ def _refused(error: exceptions.RedisError) -> Exception:
     """Errors that say where to go instead, or to come again, stay what they are."""
     if str(error).startswith("BUSY "):  # a script runs for too long
         return exceptions.TryAgainError(str(error))
+    if "READONLY" in str(error):  # before Redis 7 within the error of a script
+        return exceptions.ReadOnlyError(str(error))
     if isinstance(error, NOT_NOW):
         return error
     return next((kind for said, kind in _KINDS.items() if re.search(said, str(error))), Refused)(error)
@@ -271,6 +274,5 @@ def _not_redis(asked: str, answer: object) -> Refused:
 
 def only_reads(error: Exception) -> bool:
     """Whether a server says that it is no longer a master. A connection that waits there gets UNBLOCKED."""
-    said = error.error if isinstance(error, Refused) else error
-    is_replica = isinstance(said, exceptions.ReadOnlyError | exceptions.MasterDownError)
-    return is_replica or re.search("READONLY|^UNBLOCKED", str(said)) is not None
+    is_replica = isinstance(error, exceptions.ReadOnlyError | exceptions.MasterDownError)
+    return is_replica or str(error).startswith("UNBLOCKED")

@@ -1118,7 +1118,7 @@ def test_a_server_that_only_reads_says_so_and_is_used_again_afterwards(
     connect: Connect, server: RedisServer, caplog: Any
 ) -> None:
     """Such as one that has become a replica. The log is not flooded meanwhile."""
-    queue = connect()
+    queue = connect(busy_timeout=0.3)
     tube = queue.create_tube("jobs", "fifo")
     thread, got = waiting(tube)
     server.command("REPLICAOF", "127.0.0.1", 1)
@@ -1148,11 +1148,29 @@ def test_a_connection_to_a_server_that_only_reads_is_used_no_more(
     assert tube.put("x").id == 1
 
 
+@pytest.mark.parametrize("serves_stale", ["yes", "no"])
+def test_a_call_that_meets_a_server_that_only_reads_waits_for_the_one_that_takes_over(
+    connect: Connect, server: RedisServer, serves_stale: str
+) -> None:
+    """Nothing of it was done, so it is done when the name of its host leads to the master again, here itself."""
+    tube = connect(sweep=False, busy_timeout=60).create_tube("jobs", "fifo")
+    server.command("CONFIG SET", "replica-serve-stale-data", serves_stale)
+    before = connections(server)
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(tube.put, "x")
+        eventually(lambda: not before & connections(server))
+        server.command("REPLICAOF", "NO", "ONE")
+        assert put.result(60).id == 1
+    assert [task.data for task in tube.tasks("r")] == ["x"]
+
+
 def test_a_connection_in_use_while_its_server_begins_only_to_read_is_used_no_more(
     server: RedisServer,
 ) -> None:
     """Another thread is in the middle of a look there, which is refused nothing."""
-    with quiet(partial(tubes.connect, f"{server.url}&dead_after=3600")) as queue:
+    url = f"{server.url}&dead_after=3600"
+    with quiet(partial(tubes.connect, url, busy_timeout=0.3)) as queue:
         store: Any = queue.store
         tube = queue.create_tube("jobs", "fifo")
         is_asked, is_over = threading.Event(), threading.Event()
@@ -1179,7 +1197,7 @@ def test_a_connection_in_use_while_its_server_begins_only_to_read_is_used_no_mor
 @pytest.mark.parametrize("type", slow_but(["fifo", "utubettl"], TYPES))
 def test_a_server_that_only_reads_denies_no_lease(connect: Connect, server: RedisServer, type: str) -> None:
     """It may not know yet of a task that was taken at its master, by another connection of the same process."""
-    tube = connect(sweep=False).create_tube("jobs", type)
+    tube = connect(sweep=False, busy_timeout=0.3).create_tube("jobs", type)
     tube.put("x")
     task = take(tube)
     tube.ack(task)  # it knows as little of this task as of one that it will hear of
@@ -1204,7 +1222,7 @@ def test_a_server_that_only_reads_denies_no_lease(connect: Connect, server: Redi
 
 def test_a_server_that_only_reads_calls_no_tube_full(connect: Connect, server: RedisServer) -> None:
     """Somebody may have made room at its master since."""
-    tube = connect(sweep=False).create_tube("jobs", "limfifottl", capacity=1)
+    tube = connect(sweep=False, busy_timeout=0.3).create_tube("jobs", "limfifottl", capacity=1)
     tube.put("x")
     with pytest.raises(tubes.TubeFull):
         tube.put("y", timeout=0)
