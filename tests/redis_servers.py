@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ class RedisServer:
     """A Redis or a Valkey in a folder of its own, on a Unix socket there, and on a port only if one is given.
 
     It keeps an append-only file, written to the disk as ``fsync`` says, unless that is ``None``; no snapshots.
+    ``mode``: further words on its command line.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class RedisServer:
         fsync: Fsync | None = "everysec",
         port: int = 0,
         settings: str = "",
+        mode: Sequence[str] = (),
     ) -> None:
         self.binary = binary or find_redis()
+        self._mode = mode
         self.port = port
         self.folder = Path(tempfile.mkdtemp(prefix="tubes-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,7 +97,7 @@ class RedisServer:
         assert self.pid is None, f"{self.binary} runs already"
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self.binary, self.folder / "conf"],
+                [self.binary, self.folder / "conf", *self._mode],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -279,14 +282,28 @@ def numbered(url: str, number: int) -> str:
     return "?".join([server, *(["&".join(kept)] if kept else [])])
 
 
-def on_a_port(fsync: Fsync | None, settings: str = "", binary: Path | None = None) -> RedisServer:
+def on_a_port(
+    fsync: Fsync | None, settings: str = "", binary: Path | None = None, mode: Sequence[str] = ()
+) -> RedisServer:
     """A server on the first port on which it starts."""
+    start = partial(RedisServer, binary, fsync=fsync, settings=settings, mode=mode)
     for _ in range(3):
         try:
-            return RedisServer(binary, fsync=fsync, port=_free_port(), settings=settings)
+            return start(port=_free_port())
         except RuntimeError:  # somebody took the port meanwhile
             continue
-    return RedisServer(binary, fsync=fsync, port=_free_port(), settings=settings)
+    return start(port=_free_port())
+
+
+def a_sentinel(primary: RedisServer, name: str, quorum: int) -> RedisServer:
+    """A Sentinel of that primary, which needs a port. It takes a second's silence for a crash."""
+    return on_a_port(
+        None,
+        f"sentinel monitor {name} 127.0.0.1 {primary.port} {quorum}\n"
+        f"sentinel down-after-milliseconds {name} 1000\nsentinel failover-timeout {name} 3000",
+        primary.binary,
+        ["--sentinel"],
+    )
 
 
 def _cluster_node(binary: Path, fsync: Fsync | None) -> RedisServer:

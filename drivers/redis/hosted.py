@@ -38,10 +38,10 @@ from .driver import RedisDriver, check_pri
 from .examiner import checks_of_tubes
 from .hub import HOSTED, Hub
 from .listener import Source
-from .nodes import Address, Nodes
+from .nodes import Nodes
 from .runner import Runner
 from .sessions import texts
-from .urls import check_url, described, parsed, without_passwords
+from .urls import Address, check_url, described, parsed, without_passwords
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,11 +19,10 @@ from tubes.errors import BadOption, OutcomeUnknown, StoreUnavailable, suggestion
 
 from ..retries import MOST_LOSSES, Lost, pause_after
 from .scripts import Argument, Keys
-from .urls import OURS, described, no_url
+from .urls import KNOWN, Address, Sentinels, described, no_url, sentinels_of
 from .wire import NOT_NOW, Refused, Wire, only_reads
 
 T = TypeVar("T")
-Address = tuple[str, int]
 Cursor = tuple[Address | None, bytes]
 """How far a scan has come: the node, and the cursor there."""
 
@@ -71,6 +70,7 @@ class Nodes:
         self.patience = patience
         self.longest = patience + 1
         """Seconds to wait for an answer, except to a large batch."""
+        url, self._sentinels = sentinels_of(url)
         self._class, self._settings = _connecting(url)
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
@@ -86,9 +86,9 @@ class Nodes:
             self.is_cluster = wire.info("cluster").get("cluster_enabled") == "1"
             if self.is_cluster:
                 self._notes_silence = True
-                if "path" in self._settings:
+                if "path" in self._settings or self._sentinels:
                     raise BadOption(
-                        "a node of a Cluster needs redis://host:port or rediss://, not a socket's path",
+                        "a node of a Cluster needs redis://host:port or rediss://, not a socket's path or Sentinels",
                         option="url",
                     )
                 self._home = self._settings.get("host", "localhost"), int(self._settings.get("port", 6379))
@@ -190,11 +190,11 @@ class Nodes:
                     raise OutcomeUnknown(f"{self.what}: the connection died: {error}") from error
                 if self.is_cluster:
                     self._look_round(address, patience)
-                elif losses >= MOST_LOSSES:
+                elif losses >= MOST_LOSSES and self._sentinels is None:  # which may name another
                     raise StoreUnavailable(f"{self.what} cannot be used: {error}") from error
             if real_monotonic() > until:
                 self.note_away(address, until)
-                node = f"node {address[0]}:{address[1]}: " if address else ""  # the URL may name another
+                node = f"node {_shown(address)}: " if address else ""  # the URL may name another
                 raise StoreUnavailable(f"{self.what} cannot be used: {node}{failure}") from failure
             if tries > 1:
                 pause_after(tries)
@@ -244,12 +244,28 @@ class Nodes:
 
     def _connect(self, address: Address | None, patience: float) -> Wire:
         """Open a connection that waits so many seconds for an answer."""
-        settings = self._settings | {
+        if self._sentinels is None:
+            return self._open(self._settings, address, patience)
+        primary = self._primary(self._sentinels, min(patience, self.patience))
+        wire = self._open(self._settings, primary, patience)
+        try:
+            if wire.info("replication").get("role") == "master":
+                return wire
+        except Lost as error:
+            raise Lost(str(error), was_sent=False) from error
+        except BaseException:
+            wire.close()
+            raise
+        wire.close()
+        raise Lost(f"{_shown(primary)} is a replica", was_sent=False)  # a Sentinel may not know that yet
+
+    def _open(self, settings: dict[str, Any], address: Address | None, patience: float) -> Wire:
+        settings = settings | {
             "socket_timeout": patience,
             "socket_connect_timeout": min(patience, self.patience),
         }
         if address is not None:
-            settings = settings | {"host": address[0], "port": address[1]}
+            settings |= {"host": address[0], "port": address[1]}
         try:
             return Wire(self._class(**settings), patience)
         except NOT_NOW:
@@ -259,10 +275,33 @@ class Nodes:
         except (exceptions.RedisError, *UNFIT) as error:
             said = str(error)
             if unknown := re.search(r"unexpected keyword argument '(\w+)'", said):
-                said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), OURS)}"
+                said = f"there is no option {unknown[1]!r}{suggestion(unknown[1], (), KNOWN)}"
             elif isinstance(error, UNFIT):  # before 8, redis-py takes some unchecked
                 said = f"an option has an invalid value ({said})"
             raise BadOption(f"bad store URL: {said}", option="url") from error
+
+    def _primary(self, sentinels: Sentinels, patience: float) -> Address:
+        """Ask Sentinels where the primary is; Lost if none of them tells within so many seconds."""
+        settings, said = self._settings | {"db": 0, **sentinels.login}, []
+        patience = max(patience / len(sentinels.addresses), LEAST)
+        for address in sentinels.addresses:
+            try:
+                wire = self._open(settings, address, patience)
+                try:
+                    told = wire.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.name)
+                finally:
+                    wire.close()
+            except (Lost, Refused, exceptions.RedisError) as error:
+                said.append(f"{_shown(address)} says: {error}")
+                continue
+            if told:
+                others = [other for other in sentinels.addresses if other != address]
+                self._sentinels = sentinels._replace(
+                    addresses=(address, *others)
+                )  # it is asked first from now on
+                return told[0].decode(), int(told[1])
+            said.append(f"{_shown(address)} knows no {sentinels.name!r}")
+        raise Lost(f"no Sentinel names the primary: {', '.join(said)}", was_sent=False)
 
     def _give_back(self, idle: list[Wire], address: Address | None, wire: Wire) -> None:
         """Keep a connection, unless others of the list that it was borrowed from were found to be useless."""
@@ -320,6 +359,10 @@ class Nodes:
                     wire.close()
             except (Lost, Refused, exceptions.RedisError):
                 continue
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:

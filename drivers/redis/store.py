@@ -37,11 +37,11 @@ from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
 from .driver import RedisDriver, check_pri, due_ms
 from .examiner import redis_checks
 from .hub import HOSTED
-from .nodes import Address, Cursor
+from .nodes import Cursor
 from .runner import Again, Runner
 from .scripts import Argument, Keys
 from .sessions import SESSION, Sessions, pairs, texts
-from .urls import parsed
+from .urls import Address, parsed
 from .wire import NoTube, Refused, Wire
 
 T = TypeVar("T")

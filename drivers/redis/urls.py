@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from tubes.errors import BadOption
@@ -12,8 +15,27 @@ from ..watch import DEAD_AFTER, dead_after
 OURS = ("dead_after", "protocol")
 """Options in a URL that are not for redis-py."""
 
-SECRETS = ("password", "ssl_password")
-"""What may be secret in a URL's query: the password, and that of the client's own key."""
+ABOUT_SENTINELS = ("sentinel", "sentinel_username", "sentinel_password")
+"""Further ones: the addresses of Sentinels, and who asks them."""
+
+KNOWN = (*OURS, *ABOUT_SENTINELS)
+
+SECRETS = ("password", "ssl_password", "sentinel_password")
+"""What may be secret in a URL's query: the passwords for the server, the client's own key, and Sentinels."""
+
+SENTINEL_PORT = 26379
+"""On which a Sentinel listens, if its address names no port."""
+
+Address = tuple[str, int]
+
+
+class Sentinels(NamedTuple):
+    """Who knows by what name which server is the primary, and as whom to ask them."""
+
+    name: str
+    addresses: tuple[Address, ...]
+    login: Mapping[str, str | None]
+
 
 _DATABASE = re.compile(r"[0-9]*/?")
 """What the path may be."""
@@ -64,16 +86,33 @@ def parsed(url: str) -> tuple[str, float]:
     The protocol is always 2, whatever the URL says.
     """
     check_url(url)
-    base, _, query = url.partition("?")
-    options = parse_qsl(query, keep_blank_values=True)
-    rest = urlencode([(name, value) for name, value in options if name not in OURS], safe="/")
-    return f"{base}?{rest}" if rest else base, dead_after(dict(options).get("dead_after", str(DEAD_AFTER)))
+    rest, options = _split(url, OURS)
+    return rest, dead_after(options.get("dead_after", str(DEAD_AFTER)))
 
 
 def described(url: str) -> str:
     """A server's name for messages, by a URL that was checked: without what may be secret in it."""
     parts = urlsplit(url)
-    return f"Redis at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    sentinels = dict(parse_qsl(parts.query)).get("sentinel")
+    by = f"?sentinel={sentinels}" if sentinels else ""
+    return f"Redis at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{by}"
+
+
+def sentinels_of(url: str) -> tuple[str, Sentinels | None]:
+    """The URL without what it says of Sentinels, and that, or BadOption."""
+    rest, options = _split(url, ABOUT_SENTINELS)
+    addresses, *login = map(options.get, ABOUT_SENTINELS)
+    if addresses is None:
+        return rest, None
+    name = urlsplit(url).netloc.rpartition("@")[2]  # its ``hostname`` would be in lower case
+    asked = tuple(filter(None, map(_address, addresses.split(","))))
+    if not name or ":" in name or len(asked) <= addresses.count(","):
+        raise BadOption(
+            "bad store URL: with Sentinels, write redis://mymaster/0?sentinel=host1:26379,host2:26379, with the "
+            "name by which they know the primary in place of its host and port",
+            option="url",
+        )
+    return rest, Sentinels(name, asked, dict(zip(("username", "password"), login, strict=True)))
 
 
 def without_passwords(url: str) -> tuple[str, bool]:
@@ -84,6 +123,22 @@ def without_passwords(url: str) -> tuple[str, bool]:
     netloc = parts.netloc.rpartition("@")[2]
     if parts.username:
         netloc = f"{parts.username}@{netloc}"
-    query = urlencode(kept, safe="/")
+    query = urlencode(kept, safe="/:,")
     shown = f"{parts.scheme}://{netloc}{parts.path}"
     return f"{shown}?{query}" if query else shown, bool(parts.password) or kept != options
+
+
+def _address(text: str) -> Address | None:
+    """A Sentinel's address, ``None`` if that is none."""
+    parts = urlsplit(f"//{text}")
+    with suppress(ValueError):  # a port that is no number
+        return (parts.hostname, parts.port or SENTINEL_PORT) if parts.hostname else None
+    return None
+
+
+def _split(url: str, names: Collection[str]) -> tuple[str, Mapping[str, str]]:
+    """The URL without the options of these names, and all its options."""
+    base, _, query = url.partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    rest = urlencode([(name, value) for name, value in options if name not in names], safe="/:,")
+    return f"{base}?{rest}" if rest else base, dict(options)

@@ -165,6 +165,8 @@ def test_the_password_of_a_client_s_key_is_stored_as_little() -> None:
     shown = "rediss://me@host/0?ssl_keyfile=key.pem"
     assert urls.without_passwords(f"{shown}&ssl_password=sesame") == (shown, True)
     assert urls.without_passwords(shown) == (shown, False)
+    watched = "rediss://mymaster/0?sentinel=host1:26379,host2"
+    assert urls.without_passwords(f"{watched}&sentinel_password=sesame") == (watched, True)
 
 
 def test_two_queues_on_other_files_have_tubes_of_their_own(tmp_path: Path, redis_url: str) -> None:
@@ -402,9 +404,10 @@ def test_who_holds_what_a_server_has_lost_acks_nothing_else(
 
 
 def test_a_server_that_only_reads_is_an_error_of_ours(
-    tmp_path: Path, own_redis_server: Callable[..., RedisServer]
+    tmp_path: Path, own_redis_server: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_redis_server()
+    monkeypatch.setattr(importlib.import_module("tubes.drivers.redis.hosted"), "PATIENCE", 0.1)
     with tubes.connect(f"sqlite:///{tmp_path / 'jobs.db'}", sweep=False) as queue:
         tube = queue.create_tube("jobs", "redis", url=server.url)
         tube.put("x")

@@ -20,13 +20,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import interpreter
 import pytest
 import redis
 from faults.harness import ended, eventually, no_new_threads, quiet, waiting
 from faults.proxy import Proxy
-from redis_servers import RedisServer
+from redis_servers import RedisServer, a_sentinel, on_a_port
 from slow import slow_but
 
 import tubes
@@ -534,6 +535,7 @@ def test_a_server_that_is_not_there_is_an_error_that_says_where(url: str) -> Non
         "redis://127.0.0.1:1?no_such_option=s3cret",
         "redis://127.0.0.1:1?socket_timeout=s3cret",
         "redis://127.0.0.1:1?maint_notifications_config=s3cret",
+        "redis://mymaster/0?sentinel=host:s3cret&sentinel_password=1234",
     ],
 )
 def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
@@ -896,3 +898,87 @@ def test_the_server_s_disk_is_never_waited_for_without_end(seconds: float) -> No
     """0 would mean that, and may be all that is left after the first try."""
     wire = importlib.import_module("tubes.drivers.redis.wire")
     assert wire._waitaof(seconds) == wire._waitaof(0.001)
+
+
+# Sentinels
+
+
+@pytest.fixture
+def primary() -> Iterator[RedisServer]:
+    """A server with a port."""
+    server = on_a_port(None)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def sentinel(primary: RedisServer) -> Iterator[RedisServer]:
+    """One that watches over it, and asks for a password."""
+    server = a_sentinel(primary, "Jobs_1", 1)
+    server.command("ACL SETUSER", "default", "resetpass", f">{SECRET}")
+    yield server
+    server.close()
+
+
+def asking(sentinel: RedisServer, name: str, password: str = SECRET) -> str:
+    """The URL of the primary of that name, by a Sentinel that is away and this one."""
+    return f"redis://{name}/2?sentinel=127.0.0.1:1,127.0.0.1:{sentinel.port}&sentinel_password={password}"
+
+
+def test_a_sentinel_tells_where_the_primary_is(sentinel: RedisServer) -> None:
+    """Of several, one that answers is enough."""
+    with tubes.connect(asking(sentinel, "Jobs_1")) as queue:
+        queue.create_tube("jobs", "fifo").put("x")
+        with tubes.connect(asking(sentinel, "Jobs_1")) as other:
+            assert take(other.tube.jobs).data == "x"
+        with tubes.connect("sqlite://") as host:
+            tube = host.create_tube("hosted", "redis", url=asking(sentinel, "Jobs_1"))
+            assert tube.put("y").data == "y" and SECRET not in str(tube.record)
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "why"),
+    [
+        ("jobs_1", SECRET, "127.0.0.1:1 says: .*refused.*knows no 'jobs_1'"),
+        ("Jobs_1", "wrong", "127.0.0.1:1 says: .*refused.*invalid username-password"),
+    ],
+)
+def test_sentinels_that_do_not_tell_are_an_error_that_says_why(
+    sentinel: RedisServer, name: str, password: str, why: str
+) -> None:
+    with pytest.raises(tubes.StoreUnavailable, match=why) as caught:
+        tubes.connect(asking(sentinel, name, password), busy_timeout=0.3)
+    assert SECRET not in str(caught.value) and "wrong" not in str(caught.value)
+
+
+def test_a_primary_that_is_none_any_more_is_not_used(primary: RedisServer, sentinel: RedisServer) -> None:
+    """Sentinels may not know it yet."""
+    primary.command("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(tubes.StoreUnavailable, match=f"127.0.0.1:{primary.port} is a replica"):
+        tubes.connect(asking(sentinel, "Jobs_1"), busy_timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://mymaster:6379/0?sentinel=127.0.0.1",
+        "redis:///0?sentinel=127.0.0.1",
+        "redis://mymaster?sentinel=",
+        "redis://mymaster?sentinel=127.0.0.1,,127.0.0.2",
+        "redis://mymaster?sentinel=127.0.0.1:port",
+        "unix:///nowhere/redis.sock?sentinel=127.0.0.1",
+    ],
+)
+def test_addresses_of_sentinels_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(tubes.BadOption, match="with Sentinels, write redis://mymaster/0"):
+        tubes.connect(url)
+
+
+def test_a_cluster_is_not_asked_for_by_sentinels(redis_cluster: str) -> None:
+    port = urlsplit(redis_cluster).port
+    sentinel = on_a_port(None, f"sentinel monitor mymaster 127.0.0.1 {port} 1", mode=["--sentinel"])
+    try:
+        with pytest.raises(tubes.BadOption, match="a node of a Cluster needs"):
+            tubes.connect(f"redis://mymaster?sentinel=127.0.0.1:{sentinel.port}")
+    finally:
+        sentinel.close()

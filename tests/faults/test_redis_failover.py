@@ -1,4 +1,4 @@
-"""Redis: a replica replaces its primary, behind an address that leads to either, or within a Cluster."""
+"""Redis: a replica replaces its primary, behind an address that leads to either, by Sentinels, or in a Cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
+import redis
 from faults.harness import Connect, ended, eventually, waiting
 from faults.proxy import Proxy
 from faults.serving import Load, put_when_it_can
-from redis_servers import RedisCluster, RedisServer, on_a_port
+from redis_servers import RedisCluster, RedisServer, a_sentinel, on_a_port
 
 import tubes
 from tubes.doctor import Doctor
@@ -154,8 +155,8 @@ def check_nothing_is_stuck(connect: Connect) -> None:
         tube = queue.tube.jobs
 
         def drained() -> bool:
-            while (task := tube.take(timeout=0.1)) is not None:
-                tube.ack(task)
+            while tasks := tube.take_many(100, timeout=0.1):
+                tube.ack_many(tasks)
             return tube.statistics()["tasks"]["total"] == 0
 
         eventually(drained)
@@ -209,6 +210,101 @@ def test_after_a_crash_of_the_primary_all_go_on_at_its_replica_and_nothing_is_st
     bystanders.check()
     assert set(load.errors) <= {"StoreUnavailable", "OutcomeUnknown"}
     queue.close()
+    check_nothing_is_stuck(connect)
+
+
+# By Sentinels
+
+
+class Watched:
+    """A primary and its replica, and three Sentinels, two of which must agree that the primary is down."""
+
+    NAME = "Jobs"
+
+    def __init__(self, servers: list[RedisServer], sentinels: list[RedisServer]) -> None:
+        self._servers = servers
+        self._sentinel = sentinels[0]
+        addresses = ",".join(f"127.0.0.1:{each.port}" for each in sentinels)
+        self.connect = partial(
+            tubes.connect, f"redis://{self.NAME}/0?sentinel={addresses}&dead_after=3", busy_timeout=60
+        )
+        self._sentinel.wait_until(self._knows_all, look_every=0.05)
+
+    def fail_over(self) -> None:
+        """Have the replica promoted."""
+        _, replica = self._in_order()
+        self._sentinel.wait_until(self._begins, look_every=0.05)
+        self._wait_for(replica)
+
+    def crash(self) -> None:
+        """Kill the primary, which comes back as a replica."""
+        primary, replica = self._in_order()
+        primary.stop("immediate")
+        self._sentinel.wait_until(lambda: self._in_order()[0] is replica)
+        primary.start()
+        self._wait_for(replica)
+
+    def _in_order(self) -> list[RedisServer]:
+        """The primary and the replica, as Sentinels see it."""
+        _, port = self._sentinel.command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.NAME)
+        return sorted(self._servers, key=lambda each: each.port != port)
+
+    def _wait_for(self, promoted: RedisServer) -> None:
+        """Wait until that one is the primary, and Sentinels have seen to it that the other follows it."""
+
+        def is_done() -> bool:
+            primary, replica = self._in_order()
+            with suppress(
+                redis.ConnectionError
+            ):  # Sentinels end all connections to whom they give a new role
+                return primary is promoted and replica.is_in_sync()
+            return False
+
+        self._sentinel.wait_until(is_done, look_every=0.05)
+
+    def _knows_all(self) -> bool:
+        others = self._sentinel.command("SENTINEL SENTINELS", self.NAME)
+        return len(others) == 2 and bool(self._sentinel.command("SENTINEL SLAVES", self.NAME))
+
+    def _begins(self) -> bool:
+        """Whether they accept it: not while they are at the last one, or wait to see what came of it."""
+        try:
+            return bool(self._sentinel.command("SENTINEL FAILOVER", self.NAME))
+        except redis.ResponseError:
+            return False
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Five private servers."""
+    with ExitStack() as closing:
+        servers: list[RedisServer] = []
+        for _ in range(2):
+            servers.append(on_a_port("always"))
+            closing.callback(servers[-1].close)
+        primary, replica = servers
+        replica.follow(primary)
+        sentinels = []
+        for _ in range(3):
+            sentinels.append(a_sentinel(primary, Watched.NAME, 2))
+            closing.callback(sentinels[-1].close)
+        yield Watched(servers, sentinels)
+
+
+@pytest.mark.usefixtures("no_floor")
+def test_where_sentinels_tell_calls_wait_for_the_next_primary(watched: Watched) -> None:
+    """None is refused, but of those that were under way some outcomes are unknown. Nothing is stuck in the end."""
+    connect = watched.connect
+    with connect() as queue:
+        queue.create_tube("jobs", "fifottl", ttr=2)
+        bystanders = Bystanders(queue)
+        with Load([connect(), connect()]) as load:
+            for change in (watched.fail_over, watched.crash):
+                more_acked(load)
+                change()
+            more_acked(load)
+        bystanders.check()
+    assert set(load.errors) <= {"OutcomeUnknown"}
     check_nothing_is_stuck(connect)
 
 
