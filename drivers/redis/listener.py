@@ -27,6 +27,7 @@ from ..retries import Lost
 from .driver import RedisDriver
 from .nodes import Nodes
 from .scripts import UNWAIT, WAIT, Keys
+from .urls import Address
 from .wire import Refused, Wire
 
 FLOOR = 0.5
@@ -74,6 +75,8 @@ class Ear:
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Its name among the waiting. Two queues of this process may wait for one tube of the type ``redis``."""
     wire: Wire | None = None
+    primary: Address | None = None
+    """Where the connection leads, if Sentinels tell that."""
     is_waiting: bool = False
     """Whether it waits for a call, or is about to: then a new waiter need not stir the thread."""
     is_resting: bool = False
@@ -216,7 +219,7 @@ class Listener(PollingThread):
             # Else a node that hangs would hold up other nodes' tubes once for each tube of its own
             self._nodes.check_reachable(ear.keys)
             if ear.wire is None:
-                ear.wire = self._nodes.connect(ear.keys, patience)
+                ear.wire, ear.primary = self._nodes.connect(ear.keys, patience), self._nodes.primary
             said_for = int(SAID_FOR * 1000)
             given = (ear.flags, 0, 0, ear.name, said_for, ear.kind, ear.capacity)
             is_something_there = ear.wire.evaluate(WAIT, ear.keys, given)
@@ -289,11 +292,16 @@ class Listener(PollingThread):
         ear.waiters.wake_first(ear.key)
 
     def _lose_silent(self) -> None:
-        """Give up connections whose answer is late: one may die silently, and its floor with it."""
+        """Give up connections whose answer is late: one may die silently, and its floor with it.
+
+        Also those to a primary that has been replaced: it calls nobody any more.
+        """
         now = real_monotonic()
         for ear in self._ears.values():
             if ear.is_waiting and now > ear.next_at:
                 self._lose(ear, TimeoutError("no answer"))
+            elif ear.is_waiting and ear.primary != self._nodes.primary:
+                self._lose(ear, ConnectionError("the primary was replaced"))
 
     def _end(self, ear: Ear) -> None:
         if ear.wire is not None:
@@ -312,6 +320,8 @@ class Listener(PollingThread):
         now = real_monotonic()
         with self._lock:
             due = {beat: at for beat, (_, at) in self._beats.items() if at <= now}
+        if due:
+            self._nodes.follow(self._patience())
         for beat in sorted(due, key=due.__getitem__):
             with self._lock:
                 if beat in self._beats:

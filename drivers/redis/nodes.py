@@ -71,6 +71,8 @@ class Nodes:
         self.longest = patience + 1
         """Seconds to wait for an answer, except to a large batch."""
         url, self._sentinels = sentinels_of(url)
+        self.primary: Address | None = None
+        """The one that Sentinels named last, if there are any."""
         self._class, self._settings = _connecting(url)
         self._home: Address | None = None
         self._idle: dict[Address | None, list[Wire]] = {}
@@ -210,6 +212,15 @@ class Nodes:
         """
         return self._connect(self.node_of(keys), min(patience, self.patience))
 
+    def follow(self, patience: float) -> None:
+        """Ask Sentinels, if there are any, whether there is another primary, within so many seconds.
+
+        The former one may go on answering for ten seconds, and forgets it all when it is made a replica.
+        """
+        if self._sentinels is not None:
+            with suppress(Lost):
+                self._primary(self._sentinels, min(patience, self.patience))
+
     def note_away(self, address: Address | None, until: float) -> None:
         """Note that a node is away, if ``until`` has passed without its answer."""
         if self._notes_silence and real_monotonic() > until:
@@ -295,11 +306,13 @@ class Nodes:
                 said.append(f"{_shown(address)} says: {error}")
                 continue
             if told:
+                former, self.primary = self.primary, (told[0].decode(), int(told[1]))
+                if former not in (None, self.primary):
+                    self._forget_idle(None)
+                # This one is asked first from now on
                 others = [other for other in sentinels.addresses if other != address]
-                self._sentinels = sentinels._replace(
-                    addresses=(address, *others)
-                )  # it is asked first from now on
-                return told[0].decode(), int(told[1])
+                self._sentinels = sentinels._replace(addresses=(address, *others))
+                return self.primary
             said.append(f"{_shown(address)} knows no {sentinels.name!r}")
         raise Lost(f"no Sentinel names the primary: {', '.join(said)}", was_sent=False)
 

@@ -60,10 +60,14 @@ class FailingNodes:
     """Nodes whose first connection is such a wire."""
 
     patience = 60.0
+    primary = None
 
     def __init__(self, fails_at: str) -> None:
         self._fails_at = fails_at
         self.connected_again = threading.Event()
+
+    def follow(self, patience: float) -> None:
+        pass
 
     def check_reachable(self, keys: Any) -> None:
         pass

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -956,6 +956,31 @@ def test_a_primary_that_is_none_any_more_is_not_used(primary: RedisServer, senti
     primary.command("REPLICAOF", "127.0.0.1", 1)
     with pytest.raises(tubes.StoreUnavailable, match=f"127.0.0.1:{primary.port} is a replica"):
         tubes.connect(asking(sentinel, "Jobs_1"), busy_timeout=0.3)
+
+
+def test_a_primary_that_was_replaced_is_left_though_it_still_answers(
+    primary: RedisServer, sentinel: RedisServer
+) -> None:
+    """As it does for some seconds after SENTINEL FAILOVER; it forgets what it did meanwhile."""
+    with ExitStack() as closing:
+        successor = on_a_port(None)
+        closing.callback(successor.close)
+        url = f"{asking(sentinel, 'Jobs_1')}&dead_after=6"
+        queue = closing.enter_context(tubes.connect(url, sweep=False))
+        store: Any = queue.store
+        tube = queue.create_tube("jobs", "fifo")
+        thread, got = waiting(tube)
+        successor.follow(primary)
+        successor.command("REPLICAOF", "NO", "ONE")
+        with redis.Redis(port=sentinel.port, password=SECRET) as client:
+            client.sentinel_remove("Jobs_1")
+            client.sentinel_monitor("Jobs_1", "127.0.0.1", successor.port, 1)
+        eventually(lambda: store._hub.nodes.primary[1] == successor.port)
+        assert tube.put("x").data == "x"
+        ended(thread)
+        assert [task and task.data for task in got] == ["x"]
+        with tubes.connect(f"redis://127.0.0.1:{successor.port}/2", sweep=False) as there:
+            assert there.tube.jobs.peek(1).data == "x"
 
 
 @pytest.mark.parametrize(
