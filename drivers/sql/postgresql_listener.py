@@ -180,8 +180,14 @@ class Listener(PollingThread):
         self._send_calls(wire)
         now = real_monotonic()
         if now >= self._beat_at:
-            self._beat_at = now + self._beat_every
-            self._beat(wire)
+            next_at = now + self._beat_every
+            try:
+                self._beat(wire)
+            except Lost:  # until it has beaten on another connection, it is late
+                next_at = self._beat_at
+                raise
+            finally:
+                self._beat_at = next_at
         if not self.waiters:
             return
         if not self._is_pooled and self._is_to_announce(now):

@@ -73,7 +73,9 @@ class Shared:
         server = self._server
         with self._lock:
             if self._listener is None:
-                connect, every = partial(self._connect, "off", busy_timeout), server.dead_after / BEATS
+                every = server.dead_after / BEATS
+                # else a silent network would last as long as it takes to be taken for dead
+                connect = partial(self._connect, "off", busy_timeout, silent_for=every)
                 try:
                     listener = Listener(connect, server.namespace, self.waiters, every, with_ready)
                     listener.start()
@@ -111,11 +113,13 @@ class Shared:
             raise
         return wire
 
-    def _connect(self, durability: str, busy_timeout: float) -> Wire:
+    def _connect(self, durability: str, busy_timeout: float, *, silent_for: float | None = None) -> Wire:
+        """``silent_for``: seconds that libpq waits for a silent server, by default ``dead_after``."""
         conninfo, what, _, dead_after, _ = self._server
-        # How long libpq waits for a silent server
-        silent, third = int(dead_after * 1000), max(int(dead_after / BEATS), 1)
-        patience = f"tcp_user_timeout={silent} keepalives_idle={third} keepalives_interval={third}"
+        silent, third = silent_for or dead_after, max(int(dead_after / BEATS), 1)
+        patience = (
+            f"tcp_user_timeout={milliseconds(silent)} keepalives_idle={third} keepalives_interval={third}"
+        )
         if "PGCONNECT_TIMEOUT" not in os.environ:
             patience += " connect_timeout=10"
         wire = Wire(

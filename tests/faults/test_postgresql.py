@@ -1900,6 +1900,35 @@ def test_a_network_that_is_silent_is_noticed_as_soon_as_the_dead_are(
             assert tuple(tcp.getsockopt(socket.IPPROTO_TCP, option) for option in options) == expected
 
 
+def test_who_beats_on_a_network_that_is_silent_notices_in_time_to_beat_again(url: str, proxy: Proxy) -> None:
+    """Else a process whose connection is lost silently, by a router that starts anew say, would be taken for dead."""
+    with tubes.connect(changed(through(proxy, url), dead_after="6"), sweep=False) as queue:
+        store: Any = queue.store
+        wire = store._listener._connect()
+        with socket.socket(fileno=os.dup(wire.fileno())) as tcp:
+            assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2000
+        wire.close()
+
+
+def test_a_beat_that_is_lost_with_its_connection_is_made_up_for_on_the_next(url: str) -> None:
+    """The one after it may come too late for others, who have seen none since the last."""
+    with (
+        tubes.connect(changed(url, dead_after="86400"), sweep=False) as queue,
+        psycopg.connect(plain(url)) as db,
+        psycopg.connect(plain(url), autocommit=True) as other,
+    ):
+        listener = cast("Any", queue.store)._listener
+        look = "SELECT beat FROM tubes_connection"
+        before = db.execute(f"{look} FOR UPDATE".encode()).fetchone()
+        listener._beat_at = 0.0  # it is due
+        listener._wake_pipe.set()
+        in_vain = "wait_event_type = 'Lock' AND datname = current_database()"
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {in_vain}"
+        eventually(lambda: other.execute(end.encode()).fetchall())
+        db.rollback()
+        eventually(lambda: other.execute(look.encode()).fetchone() != before)
+
+
 @pytest.fixture
 def tcp_url() -> Iterator[str]:
     """A database on a server that listens on the loopback too."""
