@@ -143,7 +143,7 @@ DRIFT_MS = 0.2
 
 
 CLOCK_LOOKS, CLOCK_DOUBT_MS = 5, 2.0
-"""How often at most the server is asked for its time, until that is known to within so many milliseconds."""
+"""How often at most a server is asked for its time at first, until that is known to within so many milliseconds."""
 
 
 class ServerClock(SystemClock):
@@ -158,8 +158,11 @@ class ServerClock(SystemClock):
         self._learned = 0.0
 
     def ask(self, server_ms: Callable[[], float]) -> None:
-        """Learn the time: ``server_ms`` asks the server for it, again if an answer took long."""
-        for _ in range(CLOCK_LOOKS):
+        """Learn the time: ``server_ms`` asks the server for it, at first again if an answer took long.
+
+        Later one answer will do: a server that is far away cannot be known better, and a beat asks each time.
+        """
+        for _ in range(CLOCK_LOOKS if self._doubt_ms == math.inf else 1):
             asked = uptime()
             answer = server_ms()
             if self.learn(answer, asked, uptime()) < CLOCK_DOUBT_MS:

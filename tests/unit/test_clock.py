@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from datetime import timedelta
@@ -11,7 +12,7 @@ import pytest
 from faults.harness import ended, eventually, run
 
 import tubes
-from tubes.clock import SLICE, ServerClock, Signal, SystemClock, uptime
+from tubes.clock import CLOCK_LOOKS, SLICE, ServerClock, Signal, SystemClock, uptime
 from tubes.testing import FakeClock
 
 
@@ -192,6 +193,17 @@ def test_an_old_look_at_a_server_s_clock_counts_less() -> None:
     now = uptime()
     clock.learn(0, now - 0.002, now)
     assert clock.learn(10_002, now + 10, now + 10.004) == pytest.approx(2)
+
+
+def test_a_server_that_is_far_away_is_asked_again_only_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer takes a round trip, for which a process that beats hears of no task."""
+    clock = ServerClock()
+    monkeypatch.setattr("tubes.clock.uptime", itertools.count(1000, 0.05).__next__)
+    asked = itertools.count()
+    clock.ask(lambda: 1_000_000.0 + next(asked))
+    assert next(asked) == CLOCK_LOOKS
+    clock.ask(lambda: 1_000_000.0 + next(asked))
+    assert next(asked) == CLOCK_LOOKS + 2
 
 
 def test_a_server_s_clock_went_on_while_this_host_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
