@@ -162,11 +162,16 @@ class ServerClock(SystemClock):
 
         Later one answer will do: a server that is far away cannot be known better, and a beat asks each time.
         """
+        took_before = math.inf
         for _ in range(CLOCK_LOOKS if self._doubt_ms == math.inf else 1):
             asked = uptime()
             answer = server_ms()
-            if self.learn(answer, asked, uptime()) < CLOCK_DOUBT_MS:
+            took = uptime() - asked
+            if self.learn(answer, asked, asked + took) < CLOCK_DOUBT_MS:
                 break
+            if abs(took - took_before) < took / 10:  # nobody was held up: it is far away
+                break
+            took_before = took
 
     def learn(self, server_ms: float, asked: float, answered: float) -> float:
         """Note what the server's clock showed, asked and answered at these instants of ``uptime``.
