@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -193,6 +193,7 @@ class PostgresStore(SqlStore):
         """Run ``work``, which only reads, on one snapshot."""
         with self._pool.lent() as wire:
             tx = PostgresTx(wire, SNAPSHOT)
+            tx.looked = {}
             result = work(tx)
             if tx.is_open:
                 tx.commit()
@@ -318,6 +319,10 @@ class PostgresStore(SqlStore):
             if error.code != UNIQUE:
                 raise
             raise Refused(RETRIED[0], "another process has just created it") from error
+
+    def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
+        looked: Collection[int] = getattr(tx, "looked", None) or ()
+        return tube.id in looked or super().has_tube(tx, tube)
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """Wait for all who are writing a task, in any tube: one put or taken now would be lost with the tube.

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class PostgresTx(SqlTx):
     """A transaction on one connection; opens when it is needed."""
 
-    __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender")
+    __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender", "looked")
 
     def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
         self._wire = wire
@@ -31,6 +31,8 @@ class PostgresTx(SqlTx):
         self.is_halfway = False
         """Whether the step under way has executed a statement."""
         self.lender: Lender | None = None
+        self.looked: dict[int, int | None] | None = None
+        """In a look, what ``can_take`` has found in tubes that are there: when something is next due."""
 
     def begin(self) -> None:
         """Make all statements from now on one transaction. Its BEGIN travels with the first."""

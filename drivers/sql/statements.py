@@ -433,6 +433,10 @@ class Statements(Texts):
             return f"{due}, {first('place', f'tube = {tube} AND {IS_TAKEN}')}"
 
         self.next_due = self._make(f"SELECT {dues(':tube')}")
+        front = f"SELECT 1 FROM {self._task} WHERE {IN_FRONT} AND state = 'r' LIMIT 1"
+        self.look = self._make(
+            f"SELECT ({front}) IS NOT NULL, {dues(':tube')} FROM {self._tube} WHERE id = :tube"
+        )
         self.next_dues = self._make(f"SELECT id, {dues('each.id')} FROM {self._tube} AS each")
 
         # Who holds tasks of which tube: one index search per tube; else all of the index would be read
