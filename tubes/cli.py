@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -294,9 +294,12 @@ def statistics_of_all(queue: tubes.Queue) -> tuple[dict[str, Any], dict[str, str
     """The statistics of each tube, and why others have none; a server that is down is reported."""
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for name in queue.tubes():
+    names, together = queue.tubes(), dict[str, Any]()
+    with suppress(tubes.StoreError):  # if one fails, each is asked by itself
+        together = queue.statistics()
+    for name in names:
         try:
-            found[name] = queue.statistics(name)
+            found[name] = together.get(name) or queue.statistics(name)
         except (tubes.UnknownDriver, tubes.IncompleteDriver, tubes.BadOption):
             missing[name] = "not registered here"
         except tubes.StoreError as error:

@@ -131,7 +131,7 @@ class OpenTubes:
             tube.place.forked()
 
     def asked_of_many(self, what: str, tubes: Sequence[Tube]) -> Mapping[int, Any]:
-        """What the store tells of many tubes at once (``next_dues``, ``holders``), by id: of those it can."""
+        """What the store tells of many tubes at once (``next_dues``, say), by id: of those it can."""
         return self._told(what, [tube.record for tube in tubes if tube.place.is_realised])
 
     def _told(self, what: str, asked: Sequence[TubeRecord]) -> Mapping[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -36,7 +37,7 @@ from tubes.open_tubes import OpenTubes, apart_from_others
 from tubes.options import Seconds
 from tubes.registry import find_driver, find_store
 from tubes.rescuer import Rescuer
-from tubes.stats import FLUSH_AFTER
+from tubes.stats import FLUSH_AFTER, statistics
 from tubes.store import Store, Unit
 from tubes.sweeper import SWEEP_EVERY, Sweeper
 from tubes.task import State
@@ -321,7 +322,12 @@ class Queue(processes.OfOneProcess):
         if name is not None:
             return self.get_tube(name).statistics()
         stats: dict[str, Any] = {}
-        for tube in self._open_tubes.open_all():
+        tubes = self._open_tubes.open_all()
+        told = guarded(self._statistics_told, tubes)
+        for tube in tubes:
+            if tube.record.id in told:
+                stats[tube.name] = told[tube.record.id]
+                continue
             try:
                 tube.place.check_reachable()  # else every tube on a node that hangs would cost a wait
                 stats[tube.name] = tube.statistics()
@@ -335,6 +341,17 @@ class Queue(processes.OfOneProcess):
                     raise
                 log.exception("the driver of %r cannot count its tasks", tube)
         return stats
+
+    def _statistics_told(self, tubes: Sequence[Tube]) -> Mapping[int, Any]:
+        """The statistics of those tubes of which the store tells them together, by id."""
+        counts, flushes = self.store.counts, -1
+        while counts.flushes != flushes:  # see Tube.statistics
+            unstored, flushes = counts.pending_of_all()
+            tallies = self._open_tubes.asked_of_many("tallies", tubes)
+        return {
+            id: statistics(states, Counter(calls) + Counter(unstored.get(id, {})))
+            for id, (states, calls) in tallies.items()
+        }
 
     # Sessions
 

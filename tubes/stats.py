@@ -52,14 +52,18 @@ class Counts:
         While a flush is under way, nobody can tell whether what it drained is stored already, so this waits
         for it. One that takes longer than FLUSH_TAKES is itself waiting, and has stored nothing.
         """
+        unstored, flushes = self.pending_of_all()
+        return unstored.get(tube, {}), flushes
+
+    def pending_of_all(self) -> tuple[Mapping[int, Mapping[str, int]], int]:
+        """The same for all tubes that have such counts, by id."""
         with self._lock:
             self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
             self._sum_up()
-            unstored = Counter(self._sums.get(tube, {}))
+            unstored = {tube: Counter(calls) for tube, calls in self._sums.items()}
             for deltas in self._under_way:
-                for which, calls in [*deltas]:
-                    if which == tube:
-                        unstored.update(calls)
+                for tube, calls in [*deltas]:
+                    unstored.setdefault(tube, Counter()).update(calls)
             return unstored, self.flushes
 
     def flush(self, store: Callable[[list[Deltas]], None]) -> None:

@@ -36,6 +36,8 @@ class Store(Protocol):
 
     - ``next_dues(tx, tubes)`` returns, for many tubes at once, by id, when something is next due in each;
     - ``holders(tx, tubes)`` returns in the same way which sessions may hold tasks in each;
+    - ``tallies(tx, tubes)`` returns in the same way how many tasks are in each state, and how many calls there
+      were, as ``count`` of a driver and ``calls`` do;
     - ``are_started(tx, tubes)`` tells in the same way of which its own drivers' ``start`` would do nothing;
     - ``exiting()`` is called as the interpreter ends, before ``close``;
     - ``migrate_sql(namespace)`` is for ``tubes migrate --sql``;

@@ -230,8 +230,7 @@ class RedisDriver:
         return tx.looked.get(self.number)
 
     def count(self, tx: RedisTx) -> Mapping[State, int]:
-        counts = self.look(tx, scripts.COUNT)
-        return dict(zip((State.READY, State.TAKEN, State.DELAYED, State.BURIED), counts, strict=True))
+        return by_state(self.look(tx, scripts.COUNT))
 
     def normalize_task(self, raw: Any) -> Task:
         if isinstance(raw, Task):
@@ -349,6 +348,11 @@ def _takes(refs: Sequence[Ref]) -> list[Argument]:
         owner = "-" if task is None or task.owner is None else task.owner.hex
         given += (_text(id), "-" if token is None else token, owner)
     return given
+
+
+def by_state(counts: Sequence[int]) -> Mapping[State, int]:
+    """How many tasks are in each state, as count.lua answers."""
+    return dict(zip((State.READY, State.TAKEN, State.DELAYED, State.BURIED), counts, strict=True))
 
 
 def due_ms(score: bytes) -> int | None:

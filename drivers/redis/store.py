@@ -27,6 +27,7 @@ from tubes.errors import (
 )
 from tubes.stats import Deltas
 from tubes.store import Known, Unit
+from tubes.task import State
 from tubes.waiting import Key, Lease
 
 from ..examining import FeaturesOf, IsAlive
@@ -34,7 +35,7 @@ from ..polling import check_poll
 from ..watch import BEATS, Beats, Watch
 from . import scripts
 from .catalogue import NUMBER, Entry, new_number, read_entry, written_entry
-from .driver import RedisDriver, check_pri, due_ms
+from .driver import RedisDriver, by_state, check_pri, due_ms
 from .examiner import redis_checks
 from .hub import HOSTED
 from .nodes import Cursor
@@ -227,29 +228,42 @@ class RedisStore(Runner):
     def are_started(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, bool]:
         """Whether these tubes are there, by their ids; ``_read_each`` leaves some out."""
         return {
-            tube: bool(found) for tube, found in self._read_each(tubes, "meta", "HEXISTS", "next").items()
+            tube: bool(found) for tube, found in self._read_each(tubes, ["HEXISTS"], "meta", "next").items()
         }
 
     def next_dues(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, int | None]:
         """When something is next due in these tubes, by their ids; ``_read_each`` leaves some out."""
-        firsts = self._read_each(tubes, "due", "ZRANGE", 0, 0, "WITHSCORES")
+        firsts = self._read_each(tubes, ["ZRANGE"], "due", 0, 0, "WITHSCORES")
         return {tube: due_ms(first[1]) if first else None for tube, first in firsts.items()}
 
+    def tallies(
+        self, tx: Any, tubes: Sequence[TubeRecord]
+    ) -> dict[int, tuple[Mapping[State, int], Mapping[str, int]]]:
+        """How many tasks are in each state in these tubes, and how many calls there were, by their ids.
+
+        ``_read_each`` leaves some out; all are, after a start of the server, until the script is known there.
+        """
+        lasting = [tube for tube in tubes if not tube.temporary]  # see RedisDriver.empty_after_restart
+        script: list[Argument] = ["EVALSHA", scripts.COUNT.sha, len(Keys.of_tube(self._namespace, 0))]
+        counts = self._read_each(lasting, script, None, "", 0, 0)
+        calls = self._read_each(lasting, ["HGETALL"], "calls")
+        return {id: (by_state(counts[id]), _counts(pairs(calls[id]))) for id in counts.keys() & calls.keys()}
+
     def _read_each(
-        self, tubes: Sequence[TubeRecord], key: str, command: str, *given: Argument
+        self, tubes: Sequence[TubeRecord], command: Sequence[Argument], key: str | None, *given: Argument
     ) -> dict[int, Any]:
-        """Return a command's answer for one key of each tube, by their ids: one round trip to each node.
+        """Return a command's answer for one key, or all, of each tube, by their ids: one round trip to each node.
 
         A tube is left out if its node is away, if it has just moved, or if its key is of the wrong type.
         """
         of_node: dict[Address | None, list[tuple[int, Keys]]] = {}
         for tube in tubes:
-            keys = Keys.of_tube(self._namespace, tube.id, key)
+            keys = Keys.of_tube(self._namespace, tube.id, *filter(None, [key]))
             of_node.setdefault(self._hub.nodes.node_of(keys), []).append((tube.id, keys))
         answers: dict[int, Any] = {}
 
         for node, asked in of_node.items():
-            commands = [(command, *keys, *given) for _, keys in asked]
+            commands = [(*command, *keys, *given) for _, keys in asked]
             try:
                 self._hub.nodes.check_reachable(asked[0][1])
                 told = self._hub.nodes.call(asked[0][1], partial(_answers, commands), is_repeatable=True)
@@ -375,7 +389,7 @@ class RedisStore(Runner):
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> dict[int, set[str]]:
         """The sessions that may hold tasks, since they may take, by tubes' ids; see ``_read_each``."""
-        return {tube: texts(ids) for tube, ids in self._read_each(tubes, "sessions", "SMEMBERS").items()}
+        return {tube: texts(ids) for tube, ids in self._read_each(tubes, ["SMEMBERS"], "sessions").items()}
 
     def _orphans(self, tx: Any) -> list[str]:
         """Unknown sessions that may take somewhere. A session is known before any tube admits it."""
@@ -448,8 +462,7 @@ class RedisStore(Runner):
         self.read(add)  # which translates what is refused
 
     def calls(self, tx: Any, tube: int) -> Mapping[str, int]:
-        counts = pairs(self.look_at(tube, "calls", "HGETALL"))
-        return {event: int(count) for event, count in counts if _COUNT.fullmatch(count)}
+        return _counts(pairs(self.look_at(tube, "calls", "HGETALL")))
 
     # Examining
 
@@ -495,6 +508,10 @@ class RedisStore(Runner):
 
 _COUNT = re.compile("0|[1-9][0-9]{0,17}")
 """A count that a server can add to, unless others have overwritten it; see rules.lua."""
+
+
+def _counts(stored: Iterable[tuple[str, str]]) -> Mapping[str, int]:
+    return {event: int(count) for event, count in stored if _COUNT.fullmatch(count)}
 
 
 def _answers(commands: Sequence[tuple[Argument, ...]], wire: Wire) -> list[Any]:

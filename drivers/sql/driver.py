@@ -409,12 +409,7 @@ class SqlDriver:
         return False
 
     def count(self, tx: SqlTx) -> Mapping[State, int]:
-        totals = dict.fromkeys(STORED, 0)
-        for code, count in tx.only_rows(self._sql.count, self._tube):
-            state = STATES.get(code)
-            if state in totals:  # else it is damaged, and counts in none
-                totals[state] += count
-        return totals
+        return totals(tx.only_rows(self._sql.count, self._tube))
 
     def next_due(self, tx: SqlTx) -> int | None:
         if not self._is_timed:
@@ -527,6 +522,16 @@ def _end_of_life(row: Row) -> int | None:
     """When its ttl ends; never if damaged, or it would keep other tasks in a dead session's hands."""
     ttl, created = row[TTL], row[CREATED]
     return ttl + created if isinstance(ttl, _NUMBER) and isinstance(created, _NUMBER) else None
+
+
+def totals(rows: Iterable[Row]) -> Mapping[State, int]:
+    """How many tasks are in each state, by what ``count`` in ``statements`` finds."""
+    totals = dict.fromkeys(STORED, 0)
+    for code, count in rows:
+        state = STATES.get(code)
+        if state in totals:  # else it is damaged, and counts in none
+            totals[state] += count
+    return totals
 
 
 def earliest(dues: Iterable[Any]) -> int | None:

@@ -39,6 +39,7 @@ from tubes.errors import (
 )
 from tubes.interrupts import guarded, interruptible
 from tubes.store import Unit
+from tubes.task import State
 
 from ..examining import IsAlive
 from ..forks import cut_off
@@ -46,6 +47,7 @@ from ..polling import check_poll
 from ..retries import MOST_LOSSES, MOST_TRIES, Lost, pause_after
 from ..watch import BEATS, Beats, Watch
 from . import postgresql_joined
+from .driver import totals
 from .joined import join, unusable
 from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
@@ -319,6 +321,18 @@ class PostgresStore(SqlStore):
             if error.code != UNIQUE:
                 raise
             raise Refused(RETRIED[0], "another process has just created it") from error
+
+    def tallies(
+        self, tx: Any, tubes: Sequence[TubeRecord]
+    ) -> dict[int, tuple[Mapping[State, int], Mapping[str, int]]]:
+        """How many tasks are in each state in these tubes, and how many calls there were, by their ids."""
+        found: dict[int, tuple[Mapping[State, int], Mapping[str, int]]] = {}
+        for sql in {*map(self._sql_of, tubes)}:
+            ids = [(tube.id,) for tube in tubes if self._sql_of(tube) is sql]
+            counts, calls = tx.only_rows_each(sql.count, ids), tx.only_rows_each(sql.calls, ids)
+            found |= {id: (totals(of), dict(by)) for (id,), of, by in zip(ids, counts, calls, strict=True)}
+        there = {tube.id for tube in self.tubes(tx)}  # one that was just dropped has no tasks and no calls
+        return {id: tally for id, tally in found.items() if id in there}
 
     def has_tube(self, tx: Any, tube: TubeRecord) -> bool:
         looked: Collection[int] = getattr(tx, "looked", None) or ()

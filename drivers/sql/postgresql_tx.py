@@ -83,6 +83,10 @@ class PostgresTx(SqlTx):
     def only_rows(self, statement: Statement, *given: Any) -> list[Row]:
         return self._execute(statement, given).rows
 
+    def only_rows_each(self, statement: Statement, given: Sequence[Row]) -> list[list[Row]]:
+        """The rows of a statement for each of these, in one round trip."""
+        return [result.rows for result in self._pipeline(statement, given)] if given else []
+
     def only_run(self, statement: Statement, *given: Any) -> int:
         return self._execute(statement, given).count
 
