@@ -521,7 +521,7 @@ class Queue(processes.OfOneProcess):
             pass
         with suppress(StoreError):
             if self.store.leave():
-                self.rescuer.rescue()
+                self.rescuer.rescue(thoroughly=False)
                 self.flush_counts()
 
     def check_open(self) -> None:

@@ -48,13 +48,13 @@ class Rescuer:
                 released = taker.rescue()
         return released
 
-    def rescue(self, taker: Takes | None = None) -> int:
+    def rescue(self, taker: Takes | None = None, *, thoroughly: bool = True) -> int:
         """Release what ended sessions hold, in every open tube; return the number of tasks.
 
         With a ``taker``, only that tube and this queue's store are waited for. Tubes on other servers, and
-        tasks of unknown sessions, are left to a later sweep.
+        tasks of unknown sessions, are left to a later sweep. Without ``thoroughly``, so are only these tasks.
         """
-        store, is_thorough = self._store, taker is None
+        store, is_thorough = self._store, thoroughly and taker is None
         released, seen, most = 0, {*store.set_aside}, RESCUED_AT_ONCE
         while True:
             ended = guarded(partial(store.ended_sessions, store.clock.now_ms(), thoroughly=is_thorough))
