@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, ConnectionPool, SSLConnection
+from redis.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -28,6 +29,9 @@ Cursor = tuple[Address | None, bytes]
 
 MOST_IDLE = 16
 """Idle connections to a node that are kept at most."""
+
+KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Seconds after which an idle connection shows that it is in use, else a router may forget it; and so on."""
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
 """What redis-py raises for a URL's option that does not exist, or cannot have its value: an object, say."""
@@ -401,6 +405,8 @@ def _connecting(url: str) -> tuple[type[AbstractConnection], dict[str, Any]]:
     }
     if not settings.keys() & {"lib_name", "lib_version"}:
         settings |= _client_info()
+    if issubclass(kind, Connection):  # by TCP; redis-py does so itself since 8
+        settings = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE} | settings
     if issubclass(kind, SSLConnection):
         # redis-py 6.0 would check the host's name even if no certificate is required, which Python refuses
         settings.setdefault("ssl_check_hostname", settings.get("ssl_cert_reqs") != "none")

@@ -117,6 +117,21 @@ def test_a_call_waits_for_the_one_before_it_no_longer_than_for_the_server(
         assert tube.put("y").id == 1
 
 
+@pytest.mark.parametrize(("query", "expected"), [("", (1, 30)), ("&socket_keepalive=0", (0, None))])
+def test_an_idle_connection_is_kept_in_use(
+    proxy: Proxy, query: str, expected: tuple[int, int | None]
+) -> None:
+    """A router on the way may forget one that is not. redis-py sees to that only since 8; the URL has the last word."""
+    with tubes.connect(f"redis://127.0.0.1:{proxy.port}?dead_after=60{query}", sweep=False) as queue:
+        store: Any = queue.store
+        wire = store._hub.nodes.connect(store._keys, 5.0)
+        with socket.socket(fileno=os.dup(wire.fileno())) as tcp:
+            is_on = tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) if is_on else None
+            assert (is_on, idle) == expected
+        wire.close()
+
+
 def test_a_server_is_waited_for_a_moment_though_the_busy_timeout_is_0(proxy: Proxy) -> None:
     """A connection cannot be opened in no time at all."""
     with tubes.connect(f"redis://127.0.0.1:{proxy.port}", sweep=False, busy_timeout=0) as queue:
