@@ -29,6 +29,8 @@ class Proxy:
         self.is_silent = self.is_deaf = False
         self.lost = 0
         """Reads of the server's answers that were lost because of ``is_silent``."""
+        self.turns: list[int] = []
+        """How often the client sent something after an answer, on each connection in the order of their making."""
         self._held: tuple[socket.socket, bytes] | None = None
         self._server = server
         self._turn = object()
@@ -89,6 +91,8 @@ class Proxy:
 
     def _pass_on(self, client: socket.socket, server: socket.socket, turn: object) -> None:
         is_cut = is_spoiled = False
+        is_answered, number = True, len(self.turns)
+        self.turns.append(0)
         while not self._is_over and turn is self._turn:
             for ready in select.select([client, server], [], [], 0.05)[0]:
                 data = ready.recv(1 << 20)
@@ -96,6 +100,8 @@ class Proxy:
                     data += ready.recv(1 << 20)
                 if not data or (ready is server and is_cut):
                     return
+                self.turns[number] += ready is client and is_answered
+                is_answered = ready is server
                 if ready is client:
                     if self.hold_back is not None and self.hold_back in data:
                         self.hold_back, self._held = None, (server.dup(), data)
