@@ -30,7 +30,11 @@ Cursor = tuple[Address | None, bytes]
 MOST_IDLE = 16
 """Idle connections to a node that are kept at most."""
 
-KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+KEEPALIVE = {
+    getattr(socket, option): value
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, option)
+}
 """Seconds after which an idle connection shows that it is in use, else a router may forget it; and so on."""
 
 UNFIT = (TypeError, ValueError, OverflowError, AttributeError, LookupError, ImportError)
