@@ -96,9 +96,6 @@ class Renewable(ABC):
     def tidy(self) -> None:  # noqa: B027  # the SQL stores do something
         """There is nothing to tidy."""
 
-    def let_others(self) -> None:  # noqa: B027  # only SQLite's does something
-        """A server lets everybody in by itself."""
-
     def before_fork(self) -> None:  # noqa: B027  # only SQLite's does something
         """Nothing needs to stop: a child never touches its parent's connections."""
 

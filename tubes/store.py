@@ -96,10 +96,6 @@ class Store(Protocol):
         """Run ``work``, which only reads, on committed data."""
         ...
 
-    def let_others(self) -> None:
-        """Called between two long steps of one call: let others do theirs, if they might find no time to."""
-        ...
-
     def realise(self, type: TubeType, tube: TubeRecord) -> Driver:
         """Make the driver of a tube whose type is a TubeType."""
         ...

@@ -113,8 +113,6 @@ class Takes(Steps):
     def _settle_and_take(self, limit: int, kept: list[Task], settled: int, unit: Unit | None) -> None:
         """Try again, if the last step settled due tasks and took none, or if a rescue released some."""
         while not kept and settled:  # more may be due than one step settles
-            if unit is None:
-                self._let_others(settled)
             settled = len(self._take_step(limit, kept, None, unit))
         if not kept and unit is None and self._queue.rescuer.rescue_for(self):
             self._take_step(limit, kept, None, unit)
@@ -320,7 +318,6 @@ class Takes(Steps):
             expired += len(changes)
             if not changes:
                 break
-            self._let_others(len(changes))
             due = self.next_due_ms()
         return expired, due
 
@@ -340,7 +337,6 @@ class Takes(Steps):
             try:
                 while count := self._release_some(session):
                     released += count
-                    self._let_others(count)
                 self.ended.discard(session)
             except TasksLocked:
                 pass
@@ -355,11 +351,6 @@ class Takes(Steps):
     def next_due_ms(self) -> int | None:
         """When the next task here is due."""
         return self.place.read(self._checked.next_due) if self.features.timed else None
-
-    def _let_others(self, changed: int) -> None:
-        """After a step of several: if it was a long one, others get their turn before the next."""
-        if changed >= STEP_LIMIT:
-            self._store.let_others()
 
     def _release_some(self, owner: str | None) -> int:
         """Release up to ``STEP_LIMIT`` tasks that a session holds; ``None``: that any session holds."""

@@ -383,8 +383,6 @@ class Tube(Takes):
             done += count
             if count < limit:
                 break
-            if unit is None:
-                self._let_others(count)
         if not done:
             self._check_exists(unit)
         return done

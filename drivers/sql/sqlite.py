@@ -17,10 +17,10 @@ from sqlalchemy.dialects import sqlite as dialects
 from tubes.migrations import sqlite as migrations
 from tubes.migrations.running import migrate_command, must_upgrade
 
-from tubes.clock import Clock, pause, real_monotonic
+from tubes.clock import Clock, real_monotonic
 from tubes.driver import Features, TubeRecord, TubeType
 from tubes.errors import BadOption, StoreBusy, StoreError, StoreUnavailable
-from tubes.interrupts import check_thread, guarded, interruptible
+from tubes.interrupts import check_thread, guarded
 from tubes.stats import Counts, Deltas
 from tubes.store import Unit
 from tubes.waiting import Waiters
@@ -66,10 +66,6 @@ SHORTEN_FOR = 0.5
 BEING_MADE = 1.0
 """Seconds for which a file is tried again that cannot be opened, in case another user is just making it."""
 
-GOES_ON_FOR, LETS_OTHERS_FOR = 0.1, 0.005
-"""Seconds for which a call runs long steps one after another before it lets others write, and for how long: they
-try every 4 ms, and would hardly ever do so in the tenth of a millisecond between two steps."""
-
 WAITS_FOR_READERS_MS = 50
 """Milliseconds that one try to switch a file to a write-ahead log waits for readers."""
 
@@ -106,7 +102,6 @@ class SqliteStore(SqlStore):
         self._sql = statements(DIALECT, namespace)
         self._notes = notes(DIALECT, namespace)
         self._long_log = LONG_LOG
-        self._let_others_at = 0.0
         self._is_parked = False
         if self.path is not None:
             warn_of_other_hosts(self.path, self._what)
@@ -180,7 +175,7 @@ class SqliteStore(SqlStore):
                         f"{self._what} cannot be used: it was replaced while it was being opened; connect again"
                     )
                 self._reader = self._connect()
-                self.writer.log.use(shared.hold, CHECKPOINT_PAGES[self._durability])
+                self.writer.share(shared.hold, CHECKPOINT_PAGES[self._durability])
                 self._locks = shared.locks
                 self.waiters, self.counts = shared.waiters, shared.counts
                 self.writer.check_not_locked_here = shared.check_not_locked_here
@@ -311,11 +306,6 @@ class SqliteStore(SqlStore):
                         reader.execute("COMMIT")
         except sqlite3.Error as error:
             raise translated(error, self._what) from error
-
-    def let_others(self) -> None:
-        if self.path is not None and real_monotonic() >= self._let_others_at:
-            interruptible(pause, LETS_OTHERS_FOR)
-            self._let_others_at = real_monotonic() + GOES_ON_FOR
 
     def lock_tube(self, tx: Any, tube: TubeRecord) -> None:
         """There is nothing to lock: only one writes at a time."""

@@ -5,7 +5,7 @@ the log. But such a lock is dropped as soon as *any* descriptor of the file is c
 copy, a checksum, an upload. The next process that opens and closes it then takes itself for the last, and
 removes a log that is still written to. So we lock the same bytes once more, by a lock that belongs to one
 descriptor: see docs/decisions/a-second-lock-on-the-database.md. Whoever copies the log locks the byte behind
-them: see sqlite_checkpoints.py.
+them: see sqlite_checkpoints.py. Whoever has waited for long to write locks the next one, and so may others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import fcntl
 import os
 import threading
 import weakref
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
-from .sqlite_byte_locks import set_lock
+from .sqlite_byte_locks import LocksUnsupported, lock_on, set_lock
 
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite shows that it has a database open (os_unix.c)."""
 
 CHECKPOINTER = SHARED_FIRST + SHARED_SIZE
 """The byte that is locked by whoever copies the log (checkpoints). SQLite uses none of that page."""
+
+IN_NEED = CHECKPOINTER + 1
+"""The byte that is locked, as for reading, by all who have waited for the database's write lock for long."""
 
 DESCRIPTORS = "/proc/self/fd"
 
@@ -44,6 +47,8 @@ class Hold:
             self._fd: int | None = kept[0] if kept else os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._kept.discard(self._fd)
         self._checkpointer: object = None
+        self._in_need = 0
+        """How many of this process have waited for long."""
         self._all.add(self)
         self.take()
 
@@ -72,6 +77,29 @@ class Hold:
             if self._checkpointer is who:
                 self._set(fcntl.F_UNLCK, CHECKPOINTER, 1)
                 self._checkpointer = None
+
+    @contextmanager
+    def in_need(self) -> Iterator[None]:
+        """Show others meanwhile that somebody here has waited for long to write."""
+        self._count_in_need(1)
+        try:
+            yield
+        finally:
+            self._count_in_need(-1)
+
+    def _count_in_need(self, change: int) -> None:
+        with self._lock:
+            self._in_need += change
+            self._set(fcntl.F_RDLCK if self._in_need else fcntl.F_UNLCK, IN_NEED, 1)
+
+    def is_anybody_in_need(self) -> bool:
+        """Tell whether somebody has waited for long to write, or that nobody can tell."""
+        if self._in_need or self._fd is None:
+            return True
+        try:
+            return lock_on(self._fd, IN_NEED) is not None
+        except LocksUnsupported:
+            return True
 
     def close(self) -> None:
         """Close the descriptor, unless somebody in this process has the file open, such as a user's connection."""

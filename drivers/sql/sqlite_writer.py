@@ -28,6 +28,7 @@ from tubes.interrupts import guarded, interruptible, postpone
 from .lending import Lender
 from .sqlite_checkpoints import Checkpoints, checkpoint_all
 from .sqlite_errors import ENDED, commit_error, is_busy, translated
+from .sqlite_hold import Hold
 from .sqlite_stand_in import standing_in
 from .sqlite_tx import LockedLate, SharedTx, SqliteTx, in_savepoint
 from .statements import Row
@@ -60,6 +61,14 @@ and on does many steps while the pages that it has cached are still valid."""
 SHORT_PAUSE, PATIENT_FOR = 0.004, 0.08
 """Seconds between the tries of a thread that has waited for PATIENT_FOR seconds, so that nobody starves; a step
 then reads the clock again, too."""
+
+SHORTEST_PAUSE = 0.0005
+"""After a second the pauses get shorter with every try, down to this: who has waited longest is likely next."""
+
+GOES_ON_FOR, LETS_OTHERS_FOR = 0.1, 0.005
+"""Seconds for which a queue writes on and on while others have waited for PATIENT_FOR, and for which it then lets
+them: they would hardly ever try just in the tenth of a millisecond between two of its commits. On a slow disk,
+which syncs ten times a second, some would wait until they give up."""
 
 ENDED_ELSEWHERE, LOOK = 0.5, 0.001
 """Seconds that a call waits for another thread to end a transaction of its own thread; and between two looks."""
@@ -151,6 +160,9 @@ class SqliteWriter:
         self._lender: Lender | None = None
         self._tx = SqliteTx(self)
         self.log = Checkpoints()
+        self._hold: Hold | None = None
+        self._goes_on_until = float("inf")
+        """When it next lets others write."""
         self.check_not_locked_here: Callable[[], None] = lambda: None
         """Raises StoreBusy if this thread has the file's write lock through something else."""
         self.waits_until = float("inf")
@@ -159,6 +171,12 @@ class SqliteWriter:
         """Its connection is being closed. Threads in line give up: the one that closes may wait for them."""
         self.is_inherited = False
         """Set on the parent's writer in a forked child: what is open on it is not the child's to end."""
+
+    def share(self, hold: Hold, pages: int) -> None:
+        """From now on, do what concerns others on the same file: copy a log of so many pages, let others write."""
+        self.log.use(hold, pages)
+        self._hold = hold
+        self._goes_on_until = 0.0
 
     # A transaction each
 
@@ -181,6 +199,8 @@ class SqliteWriter:
         tx = self._tx
         tx.is_open = False
         try:
+            if real_monotonic() >= self._goes_on_until:
+                self._let_others()
             try:
                 result = work(tx)
             except LockedLate:
@@ -523,8 +543,16 @@ class SqliteWriter:
 
     # SQL
 
+    def _let_others(self) -> None:
+        """Let those write who have waited for long, if there are any."""
+        if self._hold is not None and self._hold.is_anybody_in_need():
+            interruptible(pause, LETS_OTHERS_FOR)
+        self._goes_on_until = real_monotonic() + GOES_ON_FOR
+
     def begin(self, *, is_step: bool = False) -> None:
         """Begin a transaction that has the file's write lock."""
+        if real_monotonic() >= self._goes_on_until:
+            self._let_others()
         if not self._execute_unless_busy(BEGIN, ()):
             self.insist(BEGIN, (), is_step=is_step)
 
@@ -544,20 +572,28 @@ class SqliteWriter:
                 return cursor
         self.check_not_locked_here()
         self.log.let_go(self.db)
-        began, nap, is_late = real_monotonic(), FIRST_PAUSE, False
-        while True:
+        began, nap, waited = real_monotonic(), FIRST_PAUSE, 0.0
+        while waited < PATIENT_FOR:
             interruptible(pause, nap)
-            if is_late:
-                text, given = BEGIN, ()
             if cursor := self._execute_unless_busy(text, given):
-                if is_late:
-                    raise LockedLate
+                self._goes_on_until = real_monotonic() + GOES_ON_FOR
                 return cursor
             waited = real_monotonic() - began
             if waited >= self._busy_timeout:
                 raise self._in_vain(began)
-            is_late = is_step and waited >= PATIENT_FOR
-            nap = min(nap * 2, LONGEST_PAUSE) if waited < PATIENT_FOR else SHORT_PAUSE
+            nap = min(nap * 2, LONGEST_PAUSE)
+        if is_step:
+            text, given = BEGIN, ()
+        with nullcontext() if self._hold is None else self._hold.in_need():
+            while waited < self._busy_timeout:
+                interruptible(pause, max(SHORT_PAUSE / max(waited, 1.0), SHORTEST_PAUSE))
+                if cursor := self._execute_unless_busy(text, given):
+                    self._goes_on_until = real_monotonic() + GOES_ON_FOR
+                    if is_step:
+                        raise LockedLate
+                    return cursor
+                waited = real_monotonic() - began
+        raise self._in_vain(began)
 
     def _execute_unless_busy(self, text: str, given: Row) -> sqlite3.Cursor | None:
         try:

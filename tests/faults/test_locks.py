@@ -687,20 +687,78 @@ def test_what_one_look_sees_is_of_one_instant_if_it_says_so(connect: Connect) ->
     assert tube.statistics()["tasks"]["ready"] == 1
 
 
-def test_a_call_of_many_long_steps_lets_others_write_now_and_then(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
+PUTTING = """
+import sys, tubes
+with tubes.connect("sqlite:///" + sys.argv[1], sweep=False, busy_timeout=600) as queue:
+    print("connected", flush=True)
+    sys.stdin.readline()
+    queue.tube.jobs.put("waited")
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_who_writes_on_and_on_lets_others_write_who_have_waited_for_long(
+    connect: Connect, db: Path, process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """For longer than the pause between two of their tries: the lock is hardly ever free for as long as that."""
-    store = connect(sweep=False).store
-    module = importlib.import_module(type(store).__module__)
-    writer = importlib.import_module(module.SqliteWriter.__module__)
-    now, pauses = 1000.0, list[float]()
-    monkeypatch.setattr(module, "real_monotonic", lambda: now)
-    monkeypatch.setattr(module, "pause", pauses.append)
-    for _ in range(3):
-        store.let_others()
-    assert len(pauses) == 1
+    """For longer than the pause between two of their tries: these hardly ever come just between two commits."""
+    queue: Any = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    module = importlib.import_module(type(queue.store.writer).__module__)
+    sleep, now, pauses, mine = module.pause, module.real_monotonic() + 1, list[float](), threading.get_ident()
+    with closing(sqlite3.connect(db, isolation_level=None)) as blocker:
+
+        def pause(seconds: float) -> None:
+            if threading.get_ident() != mine:
+                sleep(seconds)
+                return
+            pauses.append(seconds)
+            blocker.close()
+            eventually(lambda: tube.tasks("r"))
+
+        if where == "here":
+            waiting = connect(sweep=False, busy_timeout=600).tube.jobs
+            thread = threading.Thread(target=waiting.put, args=("waited",), daemon=True)
+        else:
+            putting = process(PUTTING, db)
+            assert heard(putting) == "connected"
+            thread = threading.Thread(target=tell, args=(putting,))
+        blocker.execute("BEGIN IMMEDIATE")
+        thread.start()
+        eventually(queue.store._shared.hold.is_anybody_in_need)
+        monkeypatch.setattr(module, "pause", pause)
+        monkeypatch.setattr(module, "real_monotonic", lambda: now)
+        tube.put("on")
+        tube.put("and on")
+    ended(thread)
+    assert [task.data for task in tube.tasks("r")] == ["waited", "on", "and on"]
+    assert len(pauses) == 1 and pauses[0] > module.SHORT_PAUSE
+    eventually(lambda: not queue.store._shared.hold.is_anybody_in_need())
     now += module.GOES_ON_FOR
-    store.let_others()
-    assert len(pauses) == 2
-    assert min(pauses) > writer.SHORT_PAUSE
+    tube.put("and on")
+    assert len(pauses) == 1
+
+
+def test_who_has_waited_longer_tries_more_often(
+    connect: Connect, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among many who wait, each then has its turn: in the order of their tries, some would wait for many turns."""
+    queue: Any = connect(sweep=False, busy_timeout=30)
+    tube = queue.create_tube("jobs", "fifo")
+    module = importlib.import_module(type(queue.store.writer).__module__)
+    now, pauses = 1000.0, list[float]()
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    with closing(sqlite3.connect(db, isolation_level=None)) as blocker:
+        blocker.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(module, "pause", pause)
+        monkeypatch.setattr(module, "real_monotonic", lambda: now)
+        with pytest.raises(tubes.StoreBusy, match="more than 30 s"):
+            tube.put("never")
+    late = pauses[pauses.index(module.SHORT_PAUSE, 5) :]
+    assert late == sorted(late, reverse=True)
+    assert late[0] == module.SHORT_PAUSE and late[-1] == module.SHORTEST_PAUSE
+    assert sum(pauses) == pytest.approx(30, abs=0.1)
