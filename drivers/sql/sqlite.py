@@ -262,8 +262,7 @@ class SqliteStore(SqlStore):
                     "a queue in memory has no connection but its own: use queue.transaction()",
                     option="connection",
                 )
-            about_to_lock = self.writer.refuse_to_wait_for_oneself
-            tx = sqlite_joined.begin(joined, self.path, self._namespace, self._what, about_to_lock)
+            tx = sqlite_joined.begin(joined, self.path, self._namespace, self._what, self.writer.begin_on)
             shared = self._shared
             if shared is None:  # another thread has closed it since the call began
                 raise StoreUnavailable("this queue is closed")

@@ -52,7 +52,7 @@ class SqliteJoinedTx(JoinedTx):
 
 
 def begin(
-    connection: sa.Connection, path: str, namespace: str, what: str, about_to_lock: Callable[[], None]
+    connection: sa.Connection, path: str, namespace: str, what: str, begin_on: Callable[[Any], None]
 ) -> SqliteJoinedTx:
     """Open a writing transaction on a connection, unless one is open; BadOption if that cannot be.
 
@@ -77,10 +77,11 @@ def begin(
         if not was_open:
             if _is_autocommit(raw):
                 raise autocommits()
-            if not connection.dialect.is_async:  # else another thread waits, and this one runs other tasks
-                about_to_lock()
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would put it off until an INSERT
-    except sa.exc.DBAPIError as error:
+            if connection.dialect.is_async:  # another thread waits, and this one runs other tasks
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # pysqlite would put it off until an INSERT
+            else:
+                begin_on(raw)
+    except (sqlite3.Error, sa.exc.DBAPIError) as error:
         raise user_error(error, what) from error
     return SqliteJoinedTx(connection, namespace, is_locked=not was_open)
 
@@ -111,9 +112,9 @@ def within(tx: SqliteJoinedTx, work: Callable[[Any], T], what: str) -> T:
         raise unusable(error) from error
 
 
-def user_error(error: sa.exc.DBAPIError, what: str) -> TubeError:
+def user_error(error: sqlite3.Error | sa.exc.DBAPIError, what: str) -> TubeError:
     """Our error for one on the user's connection."""
-    original = error.orig
+    original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     if not isinstance(original, sqlite3.Error):
         return StoreError(f"{what}: {error}")
     if base_code(original) == sqlite3.SQLITE_READONLY:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import pairwise
 from os import sched_yield
 from threading import get_ident
@@ -199,8 +199,8 @@ class SqliteWriter:
         tx = self._tx
         tx.is_open = False
         try:
-            if real_monotonic() >= self._goes_on_until:
-                self._let_others()
+            if real_monotonic() >= self._goes_on_until:  # asked here, too, to spare most calls that call
+                self._let_others_now_and_then()
             try:
                 result = work(tx)
             except LockedLate:
@@ -543,16 +543,16 @@ class SqliteWriter:
 
     # SQL
 
-    def _let_others(self) -> None:
-        """Let those write who have waited for long, if there are any."""
-        if self._hold is not None and self._hold.is_anybody_in_need():
-            interruptible(pause, LETS_OTHERS_FOR)
-        self._goes_on_until = real_monotonic() + GOES_ON_FOR
+    def _let_others_now_and_then(self) -> None:
+        """Let those write who have waited for long, if there are any, and if it has gone on for long itself."""
+        if real_monotonic() >= self._goes_on_until:
+            if self._hold is not None and self._hold.is_anybody_in_need():
+                interruptible(pause, LETS_OTHERS_FOR)
+            self._goes_on_until = real_monotonic() + GOES_ON_FOR
 
     def begin(self, *, is_step: bool = False) -> None:
         """Begin a transaction that has the file's write lock."""
-        if real_monotonic() >= self._goes_on_until:
-            self._let_others()
+        self._let_others_now_and_then()
         if not self._execute_unless_busy(BEGIN, ()):
             self.insist(BEGIN, (), is_step=is_step)
 
@@ -572,36 +572,56 @@ class SqliteWriter:
                 return cursor
         self.check_not_locked_here()
         self.log.let_go(self.db)
-        began, nap, waited = real_monotonic(), FIRST_PAUSE, 0.0
-        while waited < PATIENT_FOR:
-            interruptible(pause, nap)
-            if cursor := self._execute_unless_busy(text, given):
-                self._goes_on_until = real_monotonic() + GOES_ON_FOR
-                return cursor
-            waited = real_monotonic() - began
-            if waited >= self._busy_timeout:
-                raise self._in_vain(began)
-            nap = min(nap * 2, LONGEST_PAUSE)
-        if is_step:
-            text, given = BEGIN, ()
-        with nullcontext() if self._hold is None else self._hold.in_need():
-            while waited < self._busy_timeout:
-                interruptible(pause, max(SHORT_PAUSE / max(waited, 1.0), SHORTEST_PAUSE))
-                if cursor := self._execute_unless_busy(text, given):
-                    self._goes_on_until = real_monotonic() + GOES_ON_FOR
-                    if is_step:
-                        raise LockedLate
-                    return cursor
-                waited = real_monotonic() - began
+        began = real_monotonic()
+        with closing(self._tries(self._busy_timeout)) as tries:
+            for is_late in tries:
+                if not (is_step and is_late):
+                    if cursor := self._execute_unless_busy(text, given):
+                        return cursor
+                elif self._execute_unless_busy(BEGIN, ()):
+                    raise LockedLate
         raise self._in_vain(began)
 
-    def _execute_unless_busy(self, text: str, given: Row) -> sqlite3.Cursor | None:
+    def begin_on(self, db: sqlite3.Connection) -> None:
+        """Begin a transaction on the user's connection, and wait for the lock for as long as that waits itself.
+
+        But not as it waits: SQLite sleeps for up to a tenth of a second between two tries, and others are faster.
+        """
+        self.refuse_to_wait_for_oneself()
+        self._let_others_now_and_then()
+        patience = db.execute("PRAGMA busy_timeout").fetchone()[0]
+        db.execute("PRAGMA busy_timeout=0")
         try:
-            return self.db.execute(text, given)
-        except sqlite3.OperationalError as error:
-            if is_busy(error):
-                return None
-            raise
+            with closing(self._tries(patience / 1000)) as tries:
+                is_begun = _execute_unless_busy(db, BEGIN) or any(
+                    _execute_unless_busy(db, BEGIN) for _ in tries
+                )
+            if not is_begun:
+                db.execute(BEGIN)  # which says why not
+        finally:
+            db.execute(f"PRAGMA busy_timeout={patience}")
+
+    def _tries(self, patience: float) -> Generator[bool, None, None]:
+        """Pause before each try for the file's lock; yield whether they have taken PATIENT_FOR by then."""
+        began, nap, waited = real_monotonic(), FIRST_PAUSE, 0.0
+        try:
+            while waited < PATIENT_FOR:
+                interruptible(pause, nap)
+                yield False
+                waited = real_monotonic() - began
+                if waited >= patience:
+                    return
+                nap = min(nap * 2, LONGEST_PAUSE)
+            with nullcontext() if self._hold is None else self._hold.in_need():
+                while waited < patience:
+                    interruptible(pause, max(SHORT_PAUSE / max(waited, 1.0), SHORTEST_PAUSE))
+                    yield True
+                    waited = real_monotonic() - began
+        finally:
+            self._goes_on_until = real_monotonic() + GOES_ON_FOR
+
+    def _execute_unless_busy(self, text: str, given: Row) -> sqlite3.Cursor | None:
+        return _execute_unless_busy(self.db, text, given)
 
     def _in_vain(self, began: float) -> StoreBusy:
         """The error after waiting for the lock since ``began``. Members in line for as long get it, too."""
@@ -620,3 +640,12 @@ class SqliteWriter:
         with suppress(sqlite3.Error):
             if self.db.in_transaction and not self.is_inherited:
                 self.db.execute("ROLLBACK")
+
+
+def _execute_unless_busy(db: sqlite3.Connection, text: str, given: Row = ()) -> sqlite3.Cursor | None:
+    try:
+        return db.execute(text, given)
+    except sqlite3.OperationalError as error:
+        if is_busy(error):
+            return None
+        raise

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import sqlalchemy as sa
 from faults.harness import HOLDER, Connect, Crew, ended, eventually, heard, tell, waiting
 
 import tubes
@@ -762,3 +763,33 @@ def test_who_has_waited_longer_tries_more_often(
     assert late == sorted(late, reverse=True)
     assert late[0] == module.SHORT_PAUSE and late[-1] == module.SHORTEST_PAUSE
     assert sum(pauses) == pytest.approx(30, abs=0.1)
+
+
+def test_a_transaction_on_one_s_own_connection_is_waited_for_like_any_other(
+    connect: Connect, db: Path
+) -> None:
+    """SQLite's own tries are so far apart that a queue which writes on and on would hardly ever let one in."""
+    queue: Any = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    timeouts: list[int] = []
+
+    def put(data: str, timeout: float) -> None:
+        engine = sa.create_engine(f"sqlite:///{db}", connect_args={"timeout": timeout})
+        with closing(engine.connect()) as connection:
+            try:
+                with connection.begin():
+                    tube.put(data, connection=connection)
+            finally:
+                timeouts.append(connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one())
+        engine.dispose()
+
+    with closing(sqlite3.connect(db, isolation_level=None)) as blocker:
+        blocker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(tubes.StoreBusy):
+            put("never", 0.1)
+        waiting = threading.Thread(target=put, args=("late", 600), daemon=True)
+        waiting.start()
+        eventually(queue.store._shared.hold.is_anybody_in_need)
+    ended(waiting)
+    assert [task.data for task in tube.tasks("r")] == ["late"]
+    assert timeouts == [100, 600_000]
