@@ -88,5 +88,5 @@ class Rescuer:
         if is_any_left or is_one_closed:
             store.set_aside.update(ended)
         else:
-            guarded(store.transact, lambda tx: store.forget_sessions(tx, ended))
+            guarded(store.forget_sessions, ended)
         return released

@@ -150,8 +150,8 @@ class Store(Protocol):
         """
         ...
 
-    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
-        """Remove ended sessions, whose tasks have been released."""
+    def forget_sessions(self, sessions: Sequence[str]) -> None:
+        """Remove ended sessions, whose tasks have been released, in a transaction of its own."""
         ...
 
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:

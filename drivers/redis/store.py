@@ -397,8 +397,8 @@ class RedisStore(Runner):
         known = self.sessions().ends if admitted else {}
         return [session for session in admitted if session not in known and session not in self.set_aside]
 
-    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
-        self.ask(scripts.FORGET_SESSIONS, *sessions)
+    def forget_sessions(self, sessions: Sequence[str]) -> None:
+        self.transact(lambda tx: self.ask(scripts.FORGET_SESSIONS, *sessions))
 
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
         return self.sessions().known()

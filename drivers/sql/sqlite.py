@@ -251,6 +251,10 @@ class SqliteStore(SqlStore):
         check_thread()
         return self.writer.transact(work, on_commit)
 
+    def _transact_unsynced(self, work: Callable[[SqliteTx], T]) -> T:
+        self.refresh()
+        return self.writer.transact_unsynced(work)
+
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         self.refresh()
         return self.writer.transaction(on_commit)
@@ -337,7 +341,7 @@ class SqliteStore(SqlStore):
             self.session, self._connection, self.session_ttr_ms = session, id, self._own_ttr_ms
 
         try:
-            self.writer.transact(step, begun)
+            self.writer.transact_unsynced(step, begun)
         except BaseException:
             for id in held:  # it was not stored, so another will get it
                 locks.let_go(id)

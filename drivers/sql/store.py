@@ -72,6 +72,14 @@ class SqlStore(Renewable):
     @abstractmethod
     def transact(self, work: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T: ...
 
+    def _transact_unsynced(self, work: Callable[[Any], T]) -> T:
+        """Like ``transact``; but a power cut may undo it, where the store can spare the wait for the disk.
+
+        For counts and sessions: whatever a power cut leaves of these, no session outlives it, and takes that
+        were stored after one began, are stored only together with it.
+        """
+        return self.transact(work)
+
     @abstractmethod
     def _end_lonely(self, tx: Any, now: int) -> None:
         """End the sessions that have no connection left."""
@@ -126,7 +134,7 @@ class SqlStore(Renewable):
 
     def add_calls(self, deltas: list[Deltas]) -> None:
         if any(calls for _, calls in deltas):
-            self.transact(lambda tx: self._add_calls(tx, deltas))
+            self._transact_unsynced(lambda tx: self._add_calls(tx, deltas))
 
     def _add_calls(self, tx: Any, deltas: list[Deltas]) -> None:
         rows = [(tube, event, count) for tube, calls in deltas for event, count in calls.items()]
@@ -184,7 +192,7 @@ class SqlStore(Renewable):
             ended = [session for (session,) in tx.rows(self._sql.ended, now)]
             return [*ended, *self._orphans(tx)] if thoroughly else ended
 
-        return self.transact(step)
+        return self._transact_unsynced(step)
 
     def holders(self, tx: Any, tubes: Sequence[TubeRecord]) -> Mapping[int, set[str]]:
         """The sessions that hold tasks, by the tubes' ids."""
@@ -213,8 +221,9 @@ class SqlStore(Renewable):
         """Whether nobody has taken this connection for dead."""
         return bool(tx.only_rows(self._sql.has_connection, self._connection))
 
-    def forget_sessions(self, tx: Any, sessions: Sequence[str]) -> None:
-        tx.many(self._sql.remove_session, [(session,) for session in sessions])
+    def forget_sessions(self, sessions: Sequence[str]) -> None:
+        rows = [(session,) for session in sessions]
+        self._transact_unsynced(lambda tx: tx.many(self._sql.remove_session, rows))
 
     def known_sessions(self, tx: Any) -> Mapping[str, Known]:
         connections: dict[str, list[int]] = {}
@@ -233,7 +242,7 @@ class SqlStore(Renewable):
             tx.run(self._sql.remove_connection, self._connection)
             self._end_lonely(tx, self.clock.now_ms())
 
-        self.transact(step)
+        self._transact_unsynced(step)
 
     # Waking
 

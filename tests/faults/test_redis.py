@@ -685,7 +685,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
             for ended in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(ended)
                 if is_forgotten:
-                    other.store.forget_sessions(None, [ended])
+                    other.store.forget_sessions([ended])
         return seen[-1]
 
     store._over_at = dies_after_the_first_look

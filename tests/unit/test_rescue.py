@@ -40,9 +40,9 @@ def test_all_are_seen_to_in_one_rescue_twice_as_many_each_time(
     store: Any = queue.store
     forget, steps = store.forget_sessions, list[int]()
 
-    def counted(tx: Any, sessions: Sequence[str]) -> None:
+    def counted(sessions: Sequence[str]) -> None:
         steps.append(len(sessions))
-        forget(tx, sessions)
+        forget(sessions)
 
     monkeypatch.setattr(store, "forget_sessions", counted)
     assert queue.sweep() == MANY
