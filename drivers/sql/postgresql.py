@@ -164,6 +164,18 @@ class PostgresStore(SqlStore):
         self.refresh()
         return guarded(self._insist, self._try, work, on_commit)
 
+    def _transact_unsynced(self, work: Callable[[Any], T]) -> T:
+        """Else rows of counts, which all processes write to, stay locked for as long as the server's disk takes."""
+        if self._durability != "full":
+            return self.transact(work)
+
+        def unsynced(tx: Any) -> T:
+            tx.begin()
+            tx.rows(self._sql.leave_unsynced)
+            return work(tx)
+
+        return self.transact(unsynced)
+
     def read(self, work: Callable[[Any], T]) -> T:
         self.refresh()
         return guarded(self._insist, self._look, work)

@@ -75,8 +75,8 @@ class SqlStore(Renewable):
     def _transact_unsynced(self, work: Callable[[Any], T]) -> T:
         """Like ``transact``; but a power cut may undo it, where the store can spare the wait for the disk.
 
-        For counts and sessions: whatever a power cut leaves of these, no session outlives it, and takes that
-        were stored after one began, are stored only together with it.
+        For counts, and to end and forget sessions: what is undone of these is done again by whoever looks for
+        the dead.
         """
         return self.transact(work)
 

@@ -120,6 +120,33 @@ def test_a_commit_waits_for_the_disk_as_the_durability_says(
         assert unit.connection.exec_driver_sql("SHOW synchronous_commit").scalar() == synchronous
 
 
+NOTING = """
+CREATE TABLE noted (what text, synchronous text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO noted VALUES (TG_TABLE_NAME, current_setting('synchronous_commit'));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER INSERT ON tubes_task EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT ON tubes_calls EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER DELETE ON tubes_session EXECUTE FUNCTION note();
+"""
+
+
+def test_counts_and_the_end_of_a_session_wait_for_no_disk(url: str, connect: Connect) -> None:
+    """All processes write to the same rows of counts: these stay locked for as long as a commit takes."""
+    queue = quiet(connect)
+    tube = queue.create_tube("jobs", "fifo")
+    with psycopg.connect(plain(url), autocommit=True) as db:
+        db.execute(NOTING)
+        tube.put("x")
+        queue.flush_counts()
+        tube.put("y")
+        queue.close()
+        noted = db.execute("SELECT what, synchronous FROM noted").fetchall()
+    assert {*noted} == {("tubes_task", "on"), ("tubes_calls", "off"), ("tubes_session", "off")}
+    assert noted.count(("tubes_task", "on")) == 2
+
+
 @pytest.mark.parametrize("table", ["version", "server"])
 def test_a_connection_that_is_lost_while_a_queue_is_opened_is_an_error_of_ours(url: str, table: str) -> None:
     with psycopg.connect(plain(url)) as db:
