@@ -634,7 +634,7 @@ class SqliteWriter:
                 nap = min(nap * 2, LONGEST_PAUSE)
             with nullcontext() if self._hold is None else self._hold.in_need():
                 while waited < patience:
-                    interruptible(pause, max(SHORT_PAUSE / max(waited, 1.0), SHORTEST_PAUSE))
+                    interruptible(pause, max(SHORT_PAUSE / max(waited, 1.0) ** 2, SHORTEST_PAUSE))
                     yield True
                     waited = real_monotonic() - began
         finally:
