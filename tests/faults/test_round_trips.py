@@ -84,7 +84,7 @@ def used(queue: Any, others: int) -> tuple[tubes.Tube, tubes.Tube, tubes.Tube, t
 def of_redis_py(proxy: Proxy) -> int:
     """How many there are before the first command: 2 in redis-py 8.1."""
     number = len(proxy.turns)
-    connection: Any = redis.Connection(port=proxy.port, protocol=2)
+    connection = cast("Any", redis).Connection(port=proxy.port, protocol=2)
     connection.connect()
     connection.disconnect()
     return proxy.turns[number]
