@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -413,7 +414,7 @@ def test_a_queue_is_closed_while_its_listener_comes_to_rest(connect: Connect) ->
 
 def test_where_no_descriptor_is_left_only_waiting_is_refused(db: Path) -> None:
     """A put succeeds though the background sweep cannot begin; both begin once there is a descriptor again."""
-    said = ["x x", "[Errno 24] Too many open files", "None"]
+    said = ["x x", f"[Errno {errno.EMFILE}] {os.strerror(errno.EMFILE)}", "None"]
     assert run(NO_DESCRIPTORS, db).splitlines() == said
 
 

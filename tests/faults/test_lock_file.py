@@ -410,7 +410,7 @@ def test_a_connect_that_may_open_no_further_file_keeps_none_open(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("tubes.drivers.sql.sqlite_shared.Hold", fails)
-    with pytest.raises(tubes.StoreUnavailable, match="Too many open files"):
+    with pytest.raises(tubes.StoreUnavailable, match=os.strerror(errno.EMFILE)):
         connect()
     assert left_open(db.parent) == []
 
