@@ -28,6 +28,7 @@ from tubes.clock import Signal, parking, real_monotonic
 from tubes.errors import StoreUnavailable
 from tubes.interrupts import ARE_GREENLETS
 from tubes.logs import Log
+from tubes.stacks import whole_stacks
 from tubes.waiting import arrival, arrivals
 
 T = TypeVar("T")
@@ -220,7 +221,8 @@ class Worker:
         self._ended_naps = 0
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="tubes-aio", daemon=True)
-        self._thread.start()
+        with whole_stacks():
+            self._thread.start()
 
     def post(self, work: Callable[[], object]) -> None:
         """Have something done by the thread, in turn."""

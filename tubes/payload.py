@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from tubes.stacks import whole_stacks
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -117,7 +119,7 @@ def parse(text: str | bytes) -> Any:
     try:
         return _decoded(text)
     except RecursionError:  # the caller's stack leaves too little room: a new thread has a whole stack
-        with ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(1) as executor, whole_stacks():
             parsed = executor.submit(_decoded, text)
         if isinstance(parsed.exception(), RecursionError):
             raise ValueError("it is nested too deeply") from None

@@ -21,6 +21,7 @@ from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
 from tubes.interrupts import interruptible
 from tubes.logs import Log
+from tubes.stacks import whole_stacks
 
 SWEEP_EVERY = 1.0
 """Seconds between two looks at what other processes may have left to do."""
@@ -120,7 +121,8 @@ class Sweeper:
             misfire_grace_time=None,
             coalesce=True,
         )
-        scheduler.start()
+        with whole_stacks():
+            scheduler.start()
         return scheduler
 
     def _run(self) -> None:

@@ -76,3 +76,71 @@ def test_a_call_to_a_server_that_finds_the_stack_nearly_full_is_whole_or_refused
 ) -> None:
     """Nor does a call wait for ever for an answer that it has no room to receive."""
     assert run(PROGRAM, request.getfixturevalue(server), "") == "True True"
+
+
+DEEP = """
+import asyncio, ctypes, sys, threading, tubes, tubes.aio
+from tubes.payload import decode
+
+system = ctypes.CDLL(None)
+attributes = ctypes.create_string_buffer(128)
+system.pthread_attr_init(attributes)
+system.pthread_attr_setstacksize(attributes, ctypes.c_size_t(160 << 10))
+assert system.pthread_setattr_default_np(attributes) == 0
+
+data = 1
+for _ in range(900):
+    data = {"deeper": data}
+
+def text_too_deep_for_python():
+    return type(decode("[" * 100_000 + "]" * 100_000)) is bytes
+
+def a_call_of_asyncio():
+    async def main():
+        async with tubes.aio.connect("sqlite://") as queue:
+            jobs = await queue.create_tube("jobs", "fifo")
+            await jobs.put(data)
+            return (await jobs.take(timeout=0)).data == data
+    return asyncio.run(main())
+
+def a_callback_of_the_sweeper():
+    seen = []
+    called = threading.Event()
+    def callback(task, event):
+        if event == "ttr":
+            seen.append(task.data)
+            called.set()
+    with tubes.connect("sqlite://") as queue:
+        jobs = queue.create_tube("jobs", "fifottl", ttr=0.01)
+        jobs.on_task_change(callback)
+        jobs.put(data)
+        jobs.take(timeout=0)
+        return called.wait(30) and seen == [data]
+
+print(globals()[sys.argv[1]](), threading.stack_size())
+"""
+
+
+@pytest.mark.parametrize(
+    "what", ["text_too_deep_for_python", "a_call_of_asyncio", "a_callback_of_the_sweeper"]
+)
+def test_our_own_threads_have_room_for_deep_data_where_threads_have_little(what: str) -> None:
+    """As with musl. The crash of one would be that of each process that takes the task."""
+    assert run(DEEP, what) == "True 0"
+
+
+CHOSEN = """
+import asyncio, threading, tubes, tubes.aio
+threading.stack_size(1 << 20)
+
+async def main():
+    async with tubes.aio.connect("sqlite://") as queue:
+        await queue.create_tube("jobs", "fifottl", ttr=1)
+
+asyncio.run(main())
+print(threading.stack_size())
+"""
+
+
+def test_the_size_of_stacks_that_a_program_has_chosen_stays() -> None:
+    assert run(CHOSEN) == str(1 << 20)
