@@ -40,6 +40,9 @@ class Sentinels(NamedTuple):
 _DATABASE = re.compile(r"[0-9]*/?")
 """What the path may be."""
 
+_HOST = re.compile(r"[^][]*|\[[0-9A-Fa-f:.]+(%[^]]*)?\](:[^][]*)?")
+"""What may name the server, after the user: Python's own check of brackets came only with 3.11.4."""
+
 
 def check_url(url: str) -> None:
     """Refuse a URL with a / ? or # in its password: what is before that would be taken for host and port.
@@ -57,7 +60,8 @@ def check_url(url: str) -> None:
     is_file = is_socket and user_and_host[-1:] in ("", "@")  # whose name may have an @
     torn_by_path = "@" in path and not is_file
     torn_by_query = "@" in query and "=" not in query.partition("@")[0]
-    if "#" in url or torn_by_path or torn_by_query:
+    is_host = _HOST.fullmatch(user_and_host.rpartition("@")[2])
+    if "#" in url or torn_by_path or torn_by_query or not is_host:
         raise no_url()
     if is_socket and not (is_file and path):
         raise BadOption(
