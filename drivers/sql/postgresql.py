@@ -53,7 +53,7 @@ from .postgresql_errors import LOCK_NOT_AVAILABLE, RETRIED, UNIQUE, translated
 from .postgresql_joined import Identity, PostgresJoinedTx, identity_query, refused_to_user
 from .postgresql_shared import Server, Shared, milliseconds
 from .postgresql_temporary import empty_temporary
-from .postgresql_tx import PostgresTx
+from .postgresql_tx import COMMIT_UNSYNCED, PostgresTx
 from .postgresql_url import conninfo, parsed
 from .postgresql_vacuum import Vacuum
 from .postgresql_wire import Refused, Wire
@@ -171,7 +171,7 @@ class PostgresStore(SqlStore):
 
         def unsynced(tx: Any) -> T:
             tx.begin()
-            tx.rows(self._sql.leave_unsynced)
+            tx.commit_by = COMMIT_UNSYNCED
             return work(tx)
 
         return self.transact(unsynced)

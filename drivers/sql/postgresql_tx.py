@@ -14,11 +14,18 @@ from .tx import SqlTx, inserted_ids
 
 T = TypeVar("T")
 
+COMMIT = "COMMIT"
+
+COMMIT_UNSYNCED = f"SET LOCAL synchronous_commit = off; {COMMIT}"
+"""The same without waiting for the disk."""
+
 
 class PostgresTx(SqlTx):
     """A transaction on one connection; opens when it is needed."""
 
-    __slots__ = ("_opening", "_unsent", "_wire", "is_committing", "is_halfway", "is_open", "lender", "looked")
+    __slots__ = (
+        "_opening", "_unsent", "_wire", "commit_by", "is_committing", "is_halfway", "is_open", "lender", "looked",
+    )  # fmt: skip
 
     def __init__(self, wire: Wire, opening: str = BEGIN) -> None:
         self._wire = wire
@@ -26,6 +33,7 @@ class PostgresTx(SqlTx):
         """The statement that begins it."""
         self._unsent = ""
         """That statement, from ``begin`` until it is sent."""
+        self.commit_by = COMMIT
         self.is_open = False
         self.is_committing = False
         self.is_halfway = False
@@ -57,7 +65,7 @@ class PostgresTx(SqlTx):
             return
         self._check_stands()
         self.is_committing = True
-        self._wire.simple("COMMIT")
+        self._wire.simple(self.commit_by)
 
     def may_be_done(self, lost: Lost) -> bool:
         """Whether it may have been committed: COMMIT, or a transaction of one statement, was under way."""

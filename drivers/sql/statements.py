@@ -388,7 +388,6 @@ class Statements(Texts):
             f" SELECT id FROM asked WHERE utube IS NULL OR pg_try_advisory_xact_lock({self._key})"
         )
         self.lock_tasks = self._make(f"LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE")
-        self.leave_unsynced = self._make("SELECT set_config('synchronous_commit', 'off', true)")
         self.set_lock_timeout = self._make("SELECT set_config('lock_timeout', :ms, true)")
         self.vacuum_ends_after = self._make(
             "SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'deadlock_timeout' AND EXISTS ("

@@ -120,15 +120,17 @@ def test_a_commit_waits_for_the_disk_as_the_durability_says(
         assert unit.connection.exec_driver_sql("SHOW synchronous_commit").scalar() == synchronous
 
 
-NOTING = """
+AT_COMMIT = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()"
+
+NOTING = f"""
 CREATE TABLE noted (what text, synchronous text);
 CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO noted VALUES (TG_TABLE_NAME, current_setting('synchronous_commit'));
     RETURN NULL;
 END $$;
-CREATE TRIGGER note AFTER INSERT ON tubes_task EXECUTE FUNCTION note();
-CREATE TRIGGER note AFTER INSERT ON tubes_calls EXECUTE FUNCTION note();
-CREATE TRIGGER note AFTER DELETE ON tubes_session EXECUTE FUNCTION note();
+CREATE CONSTRAINT TRIGGER note AFTER INSERT ON tubes_task {AT_COMMIT};
+CREATE CONSTRAINT TRIGGER note AFTER INSERT ON tubes_calls {AT_COMMIT};
+CREATE CONSTRAINT TRIGGER note AFTER DELETE ON tubes_session {AT_COMMIT};
 """
 
 
