@@ -295,14 +295,13 @@ def on_a_port(
     return start(port=_free_port())
 
 
-def a_sentinel(primary: RedisServer, name: str, quorum: int) -> RedisServer:
-    """A Sentinel of that primary, which needs a port. It takes a second's silence for a crash."""
+def a_sentinel(name: str, port: int, quorum: int = 1) -> RedisServer:
+    """A Sentinel of the primary at that port. It takes a second's silence for a crash."""
     return on_a_port(
         None,
-        f"sentinel monitor {name} 127.0.0.1 {primary.port} {quorum}\n"
+        f"sentinel monitor {name} 127.0.0.1 {port} {quorum}\n"
         f"sentinel down-after-milliseconds {name} 1000\nsentinel failover-timeout {name} 3000",
-        primary.binary,
-        ["--sentinel"],
+        mode=["--sentinel"],
     )
 
 

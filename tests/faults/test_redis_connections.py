@@ -843,15 +843,26 @@ def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path, capfd: pytest
     assert "pass phrase" not in capfd.readouterr().err
 
 
-def test_tls_is_spoken(server: RedisServer, tmp_path: Path) -> None:
-    """Wake-ups come that way too; a server whose certificate is not trusted is refused."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """One for 127.0.0.1 and redis.test; its key is beside it."""
+    made = tmp_path / "certificate"
     request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    request += f" -addext subjectAltName=IP:127.0.0.1,DNS:redis.test -keyout {key} -out {certificate}"
+    request += f" -addext subjectAltName=IP:127.0.0.1,DNS:redis.test -keyout {tmp_path / 'key'} -out {made}"
     subprocess.run(request.split(), check=True, capture_output=True)
+    return made
+
+
+def by_tls(server: RedisServer, certificate: Path) -> Proxy:
+    """A proxy that speaks TLS in front of that server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    proxy = Proxy(server.folder / "redis.sock", context)
+    context.load_cert_chain(certificate, certificate.with_name("key"))
+    return Proxy(server.folder / "redis.sock", context)
+
+
+def test_tls_is_spoken(server: RedisServer, certificate: Path) -> None:
+    """Wake-ups come that way too; a server whose certificate is not trusted is refused."""
+    proxy = by_tls(server, certificate)
     try:
         url = f"rediss://127.0.0.1:{proxy.port}"
         assert "certificate" in str(refused(url)).lower()
@@ -929,7 +940,7 @@ def primary() -> Iterator[RedisServer]:
 @pytest.fixture
 def sentinel(primary: RedisServer) -> Iterator[RedisServer]:
     """One that watches over it, and asks for a password."""
-    server = a_sentinel(primary, "Jobs_1", 1)
+    server = a_sentinel("Jobs_1", primary.port)
     server.command("ACL SETUSER", "default", "resetpass", f">{SECRET}")
     yield server
     server.close()
@@ -1014,9 +1025,24 @@ def test_addresses_of_sentinels_that_are_none_are_refused(url: str) -> None:
         tubes.connect(url)
 
 
+def test_sentinels_are_asked_by_tls_like_the_primary(primary: RedisServer, certificate: Path) -> None:
+    with ExitStack() as closing:
+        to_primary = by_tls(primary, certificate)
+        closing.callback(to_primary.close)
+        sentinel = a_sentinel("mymaster", to_primary.port)
+        closing.callback(sentinel.close)
+        to_sentinel = by_tls(sentinel, certificate)
+        closing.callback(to_sentinel.close)
+        url = f"rediss://mymaster?sentinel=127.0.0.1:{to_sentinel.port}"
+        assert "certificate" in str(refused(url, busy_timeout=0.3)).lower()
+        with tubes.connect(f"{url}&ssl_ca_certs={certificate}") as queue:
+            assert queue.create_tube("jobs", "fifo").put("x").data == "x"
+
+
 def test_a_cluster_is_not_asked_for_by_sentinels(redis_cluster: str) -> None:
     port = urlsplit(redis_cluster).port
-    sentinel = on_a_port(None, f"sentinel monitor mymaster 127.0.0.1 {port} 1", mode=["--sentinel"])
+    assert port is not None
+    sentinel = a_sentinel("mymaster", port)
     try:
         with pytest.raises(tubes.BadOption, match="a node of a Cluster needs"):
             tubes.connect(f"redis://mymaster?sentinel=127.0.0.1:{sentinel.port}")

@@ -286,7 +286,7 @@ def watched() -> Iterator[Watched]:
         replica.follow(primary)
         sentinels = []
         for _ in range(3):
-            sentinels.append(a_sentinel(primary, Watched.NAME, 2))
+            sentinels.append(a_sentinel(Watched.NAME, primary.port, quorum=2))
             closing.callback(sentinels[-1].close)
         yield Watched(servers, sentinels)
 
