@@ -134,8 +134,8 @@ def without_passwords(url: str) -> tuple[str, bool]:
 
 def _address(text: str) -> Address | None:
     """A Sentinel's address, ``None`` if that is none."""
-    parts = urlsplit(f"//{text}")
-    with suppress(ValueError):  # a port that is no number
+    with suppress(ValueError):  # a port that is no number, or a bracket without its other
+        parts = urlsplit(f"//{text}")
         return (parts.hostname, parts.port or SENTINEL_PORT) if parts.hostname else None
     return None
 

@@ -1017,6 +1017,7 @@ def test_a_primary_that_was_replaced_is_left_though_it_still_answers(
         "redis://mymaster?sentinel=",
         "redis://mymaster?sentinel=127.0.0.1,,127.0.0.2",
         "redis://mymaster?sentinel=127.0.0.1:port",
+        "redis://mymaster?sentinel=[::1",
         "unix:///nowhere/redis.sock?sentinel=127.0.0.1",
     ],
 )
