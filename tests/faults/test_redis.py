@@ -673,6 +673,7 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
     tube: Any = queue.create_tube("jobs", "fifo")
     tube.put_many(range(1001))
     store: Any = queue.store
+    elsewhere: Any = other.store
     over_at, seen = store._over_at, list[float]()
 
     def dies_after_the_first_look(session: str) -> float:
@@ -681,11 +682,11 @@ def test_who_dies_between_being_let_in_and_looking_strands_nothing(
             store.run(tube.driver, scripts.TAKE, given, is_repeatable=False)
         seen.append(over_at(session))
         if len(seen) == 1:
-            other.store.ask(scripts.LEAVE, store._connection, store.clock.now_ms())  # type: ignore[attr-defined]
-            for ended in other.store.ended_sessions(store.clock.now_ms(), thoroughly=True):
+            elsewhere.ask(scripts.LEAVE, store._connection, store.clock.now_ms())
+            for ended in elsewhere.ended_sessions(store.clock.now_ms(), thoroughly=True):
                 other.tube.jobs._release_some(ended)
                 if is_forgotten:
-                    other.store.forget_sessions([ended])
+                    elsewhere.forget_sessions([ended])
         return seen[-1]
 
     store._over_at = dies_after_the_first_look

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
@@ -147,6 +147,22 @@ def more_acked(load: Load) -> None:
     """Wait until tasks go through."""
     before = len(load.acked)
     eventually(lambda: len(load.acked) > before + 20)
+
+
+def led_through(
+    connect: Callable[[], tubes.Queue], type: str, ttr: float, changes: Sequence[Callable[[], None]]
+) -> Load:
+    """A load that is over, and went on before each of these changes and after the last; so did bystanders."""
+    with connect() as queue:
+        queue.create_tube("jobs", type, ttr=ttr)
+        bystanders = Bystanders(queue)
+        with Load([connect(), connect()]) as load:
+            for change in changes:
+                more_acked(load)
+                change()
+            more_acked(load)
+        bystanders.check()
+    return load
 
 
 def check_nothing_is_stuck(connect: Connect) -> None:
@@ -295,15 +311,7 @@ def watched() -> Iterator[Watched]:
 def test_where_sentinels_tell_calls_wait_for_the_next_primary(watched: Watched) -> None:
     """None is refused, but of those that were under way some outcomes are unknown. Nothing is stuck in the end."""
     connect = watched.connect
-    with connect() as queue:
-        queue.create_tube("jobs", "fifottl", ttr=2)
-        bystanders = Bystanders(queue)
-        with Load([connect(), connect()]) as load:
-            for change in (watched.fail_over, watched.crash):
-                more_acked(load)
-                change()
-            more_acked(load)
-        bystanders.check()
+    load = led_through(connect, "fifottl", 2, [watched.fail_over, watched.crash])
     assert set(load.errors) <= {"OutcomeUnknown"}
     check_nothing_is_stuck(connect)
 
@@ -359,14 +367,8 @@ def replicated() -> Iterator[Replicated]:
 def test_nodes_of_a_cluster_that_hand_over_under_load_disturb_nobody(replicated: Replicated) -> None:
     """Each of them, there and back again. No call fails."""
     connect = replicated.connect
-    with connect() as queue:
-        queue.create_tube("jobs", "utubettl", ttr=600)
-        bystanders = Bystanders(queue)
-        with Load([connect(), connect()]) as load:
-            for pair in replicated.pairs * 2:
-                replicated.hand_over(pair)
-                more_acked(load)
-        bystanders.check()
+    changes = [partial(replicated.hand_over, pair) for pair in replicated.pairs * 2]
+    load = led_through(connect, "utubettl", 600, changes)
     load.settle(connect)
     assert not load.errors
     check_nothing_is_stuck(connect)
@@ -378,17 +380,8 @@ def test_after_crashes_of_a_cluster_s_nodes_all_go_on_at_those_that_are_elected(
 ) -> None:
     """Each of them, one after the other, and back again; nothing is stuck in the end."""
     connect = replicated.connect
-    with connect() as queue:
-        queue.create_tube("jobs", "utubettl", ttr=2)
-        bystanders = Bystanders(queue)
-        with Load([connect(), connect()]) as load:
-            for pair in replicated.pairs:
-                more_acked(load)
-                replicated.crash(pair)
-            more_acked(load)
-            for pair in replicated.pairs:
-                replicated.hand_over(pair)
-                more_acked(load)
-        bystanders.check()
+    steps = (replicated.crash, replicated.hand_over)
+    changes = [partial(step, pair) for step in steps for pair in replicated.pairs]
+    load = led_through(connect, "utubettl", 2, changes)
     assert set(load.errors) <= {"StoreUnavailable", "OutcomeUnknown"}
     check_nothing_is_stuck(connect)
