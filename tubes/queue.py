@@ -344,10 +344,8 @@ class Queue(processes.OfOneProcess):
 
     def _statistics_told(self, tubes: Sequence[Tube]) -> Mapping[int, Any]:
         """The statistics of those tubes of which the store tells them together, by id."""
-        counts, flushes = self.store.counts, -1
-        while counts.flushes != flushes:  # see Tube.statistics
-            unstored, flushes = counts.pending_of_all()
-            tallies = self._open_tubes.asked_of_many("tallies", tubes)
+        told = partial(self._open_tubes.asked_of_many, "tallies", tubes)
+        unstored, tallies = self.store.counts.with_pending(told)
         return {
             id: statistics(states, Counter(calls) + Counter(unstored.get(id, {})))
             for id, (states, calls) in tallies.items()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tubes.task import Event, State
+
+T = TypeVar("T")
 
 FLUSH_AFTER = 1.0
 """Seconds after which counts are stored; a SIGKILL can lose the counts of that time."""
@@ -46,17 +48,20 @@ class Counts:
         self.is_dirty = True
         return True
 
-    def pending(self, tube: int) -> tuple[Mapping[str, int], int]:
-        """The counts of one tube that are not stored yet, and how many flushes have begun until now.
+    def with_pending(self, read: Callable[[], T]) -> tuple[Mapping[int, Mapping[str, int]], T]:
+        """The counts that are not stored yet, by tube, and what ``read`` finds of those that are."""
+        flushes = -1
+        while self.flushes != flushes:  # else a flush may have stored what is counted as unstored too
+            unstored, flushes = self.pending()
+            found = read()
+        return unstored, found
+
+    def pending(self) -> tuple[Mapping[int, Mapping[str, int]], int]:
+        """The counts that are not stored yet, by tube, and how many flushes have begun until now.
 
         While a flush is under way, nobody can tell whether what it drained is stored already, so this waits
         for it. One that takes longer than FLUSH_TAKES is itself waiting, and has stored nothing.
         """
-        unstored, flushes = self.pending_of_all()
-        return unstored.get(tube, {}), flushes
-
-    def pending_of_all(self) -> tuple[Mapping[int, Mapping[str, int]], int]:
-        """The same for all tubes that have such counts, by id."""
         with self._lock:
             self._lock.wait_for(lambda: not self._under_way, FLUSH_TAKES)
             self._sum_up()

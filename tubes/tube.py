@@ -408,11 +408,8 @@ class Tube(Takes):
                 raise NoSuchTube(self.name)
             return states, calls
 
-        counts, flushes = self._store.counts, -1
-        while counts.flushes != flushes:  # else a flush may have stored what is counted as unstored too
-            unstored, flushes = counts.pending(self._id)
-            states, calls = self._store.read(look)
-        return statistics(states, Counter(calls) + Counter(unstored))
+        unstored, (states, calls) = self._store.counts.with_pending(lambda: self._store.read(look))
+        return statistics(states, Counter(calls) + Counter(unstored.get(self._id, {})))
 
     # Callbacks
 

@@ -318,8 +318,8 @@ def test_what_is_stored_between_two_looks_at_the_counts_is_counted_once(
     queue, counts = tube._queue, tube._store.counts
     pending = counts.pending
 
-    def pending_and_stored(id: int) -> tuple[Mapping[str, int], int]:
-        seen = pending(id)
+    def pending_and_stored() -> tuple[Mapping[int, Mapping[str, int]], int]:
+        seen = pending()
         queue.flush_counts()
         return seen
 
