@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -128,6 +128,8 @@ FIRST_MS = -62_135_596_800_000
 LAST_MS = 253_402_300_800_000
 """The first millisecond of the year 10000, the earliest that is too late for a datetime."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @lru_cache(maxsize=4096)
 def instant(ms: int) -> datetime:
@@ -137,7 +139,7 @@ def instant(ms: int) -> datetime:
     which only damage can cause, as the first.
     """
     if FIRST_MS <= ms < LAST_MS:
-        return datetime.fromtimestamp(ms / 1000, UTC)
+        return _EPOCH + timedelta(0, 0, 0, ms)  # fromtimestamp ends in 2038 if the C library's times do
     return (datetime.max if ms >= LAST_MS else datetime.min).replace(tzinfo=UTC)
 
 

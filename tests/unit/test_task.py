@@ -60,6 +60,11 @@ def test_a_time_that_no_datetime_shows_is_the_first_or_the_last_one(ms: int, sho
     assert instant(ms) == shown.replace(tzinfo=UTC)
 
 
+def test_a_time_is_shown_to_the_millisecond_also_in_a_thousand_years() -> None:
+    """The number of its seconds is no float any more that would be exact to a microsecond."""
+    assert instant(91_492_928_001_345) == datetime(4869, 4, 17, 22, 13, 21, 345_000, tzinfo=UTC)
+
+
 def test_a_taken_task_has_an_owner_and_its_attempt_as_token() -> None:
     assert TAKEN.owner == UUID(int=1)
     assert TAKEN.token == TAKEN.attempts == 3
