@@ -1,4 +1,4 @@
-"""Locks on bytes of a file that belong to an open descriptor, and which process has one. For 64-bit Linux.
+"""Locks on bytes of a file that belong to an open descriptor, and which process has one. For Linux.
 
 A POSIX lock belongs to the process, and never conflicts with another of that process. A descriptor's does.
 """
@@ -10,10 +10,11 @@ import os
 import struct
 from typing import NamedTuple
 
-ARE_KNOWN = hasattr(fcntl, "F_OFD_SETLK") and struct.calcsize("l") == 8
-"""Whether the system has such locks, packed as here."""
+ARE_KNOWN = hasattr(fcntl, "F_OFD_SETLK")
+"""Whether the system has such locks."""
 
-_FLOCK = struct.Struct("hhllil")
+_FLOCK = struct.Struct("hhqqi0q")
+"""C's ``struct flock``, with its padding. On 32 bits, too, Python is built for files beyond 2 GB: offsets have 64."""
 
 
 class Lock(NamedTuple):
@@ -31,7 +32,7 @@ def set_lock(fd: int, kind: int, first: int, size: int) -> bool:
     """Lock or unlock these bytes for this descriptor; return False if another is known to have them."""
     if ARE_KNOWN:
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, first, size, 0, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, first, size, 0))
         except (BlockingIOError, PermissionError):
             return False
         except OSError:
@@ -43,9 +44,9 @@ def lock_on(fd: int, first: int, size: int = 1) -> Lock | None:
     """Return a lock on any of these bytes, whoever has it; ``size`` 0: up to the end. May raise LocksUnsupported."""
     if not ARE_KNOWN:
         raise LocksUnsupported
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, size, 0, 0)
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
     try:
-        kind, _, start, _, process, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        kind, _, start, _, process = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     except OSError as error:
         raise LocksUnsupported from error
     return None if kind == fcntl.F_UNLCK else Lock(start, process)
