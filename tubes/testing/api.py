@@ -184,6 +184,7 @@ class Api(Suite):
             tube.bury(task)
         assert ids(tube.tasks(State.BURIED)) == ids(tasks[1:4])
         assert ids(tube.tasks("r", limit=2)) == [tasks[0].id, tasks[4].id]
+        assert ids(tube.tasks(State.BURIED, limit=2**63 - 1)) == ids(tasks[1:4])
         assert ids(tube.tasks("r", after=tasks[4].id)) == ids(tasks[5:])
         assert ids(tube.tasks(State.BURIED, after=tasks[1].id, limit=1)) == [tasks[2].id]
         assert tube.tasks(State.TAKEN) == tube.tasks(State.DELAYED) == tube.tasks(State.DONE) == []

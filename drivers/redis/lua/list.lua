@@ -7,9 +7,10 @@
 -- than asked for although more tasks follow.
 -- Cost: O(log n), and O(1) each.
 local state, after = ARGV[4], ARGV[5]
+local limit = math.min(tonumber(ARGV[6]), 2 ^ 31 - 1)  -- the most that a server of 32 bits accepts
 local from = after == '' and '[' .. state or '(' .. state .. after
 local found = {}
-for _, member in ipairs(call('ZRANGEBYLEX', STATES, from, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, ARGV[6])) do
+for _, member in ipairs(call('ZRANGEBYLEX', STATES, from, '(' .. state .. LAST_DIGIT, 'LIMIT', 0, limit)) do
   local id = string.sub(member, 2)
   local stored = call('HMGET', TASKS, id, id .. '=')
   if stored[1] then

@@ -8,7 +8,7 @@
 -- Reply: changes, that of the ack as ack.lua answers it; none if the ack is refused.
 -- Cost: O(log n) for each task that is acked, settled or taken, whatever lies in busy sub-queues.
 local owner, most = ARGV[4], tonumber(ARGV[6])
-local limit = math.min(tonumber(ARGV[5]), 2 ^ 31)  -- a command would get a higher one as 1e+18, and refuse it
+local limit = math.min(tonumber(ARGV[5]), 2 ^ 31 - 1)  -- the most that a server of 32 bits accepts
 if owner ~= '-' and call('SISMEMBER', SESSIONS, owner) == 0 then
   return redis.error_reply('NOSESSION it must be admitted')  -- also if the tube was dropped, as admit will say
 end
