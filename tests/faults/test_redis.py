@@ -1505,7 +1505,7 @@ def test_full_durability_needs_a_file(own_redis_server: Callable[..., RedisServe
     ("settings", "warning"),
     [
         ({"fsync": None}, "its AOF is off"),
-        ({"settings": "maxmemory-policy allkeys-lru"}, "maxmemory-policy is allkeys-lru"),
+        ({"settings": "maxmemory 1gb\nmaxmemory-policy allkeys-lru"}, "maxmemory-policy is allkeys-lru"),
     ],
 )
 def test_a_server_that_may_lose_tasks_is_warned_of_once(
