@@ -18,8 +18,9 @@ def whole_stacks() -> Iterator[None]:
     With musl, as in Alpine Linux, it would have 128 KiB, or 1 MiB with the builds of Python made for that. Python
     counts nested calls, up to 1,000, or 10,000 in 3.12 and 3.13, and crashes if so many have no room.
     """
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
     # The size is that of all threads started just now, and is known only by setting it
-    chosen = threading.stack_size(max(WHOLE, resource.getrlimit(resource.RLIMIT_STACK)[0]))
+    chosen = threading.stack_size(WHOLE if limit == resource.RLIM_INFINITY else max(WHOLE, limit))
     try:
         if chosen:
             threading.stack_size(chosen)

@@ -144,3 +144,23 @@ print(threading.stack_size())
 
 def test_the_size_of_stacks_that_a_program_has_chosen_stays() -> None:
     assert run(CHOSEN) == str(1 << 20)
+
+
+UNLIMITED = """
+import asyncio, resource, threading, tubes, tubes.aio
+
+_, most = resource.getrlimit(resource.RLIMIT_STACK)
+resource.setrlimit(resource.RLIMIT_STACK, (most, most))
+
+async def main():
+    async with tubes.aio.connect("sqlite://") as queue:
+        await queue.create_tube("jobs", "fifottl", ttr=1)
+
+asyncio.run(main())
+print(threading.stack_size())
+"""
+
+
+def test_our_own_threads_start_where_stacks_have_no_limit() -> None:
+    """As with ``ulimit -s unlimited``, which is a size of 2**64 - 1 from Python 3.15 on."""
+    assert run(UNLIMITED) == "0"
