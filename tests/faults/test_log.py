@@ -20,7 +20,7 @@ import tubes
 ANOTHER = """
 import fcntl, os, struct, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
-fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhllil", fcntl.F_WRLCK, os.SEEK_SET, 0x40000200, 1, 0, 0))
+fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0x40000200, 1, 0))
 print("copies", flush=True)
 sys.stdin.readline()
 """
