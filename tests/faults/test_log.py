@@ -170,7 +170,7 @@ def test_every_way_to_commit_copies_the_log(
     connect: Connect, db: Path, put: Callable[[tubes.Queue, tubes.Tube], None]
 ) -> None:
     """It does so now and then; no other commit of any connection does."""
-    queue = connect(durability="full", sweep=False)
+    queue = quiet(connect, durability="full")
     tube = queue.create_tube("jobs", "fifo")
     assert copies(queue) == [0, 1000]
     was = begun(db)
