@@ -19,7 +19,7 @@ _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_READONLY: "it is read-only",
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database",
-    sqlite3.SQLITE_CORRUPT: "it is damaged",
+    sqlite3.SQLITE_CORRUPT: "it is damaged, or its disk cannot be read",  # SQLite says this for EIO, too
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened (is it a file, in a folder that exists and is writable?)",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written",
     sqlite3.SQLITE_PERM: "access is denied",
@@ -63,7 +63,7 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
     """Return our error for one of sqlite3's, which the caller sets as its ``__cause__``."""
     if isinstance(error, UnicodeDecodeError):  # SQLite quotes what is damaged, and Python cannot decode that
         said = error.object.decode(errors="replace")
-        return StoreUnavailable(f"{what} cannot be used: {_REASONS[sqlite3.SQLITE_CORRUPT]} ({said})")
+        return StoreUnavailable(f"{what} cannot be used: it is damaged ({said})")
     code, base = getattr(error, "sqlite_errorcode", 0), base_code(error)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StoreBusy(

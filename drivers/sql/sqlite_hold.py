@@ -61,8 +61,10 @@ class Hold:
         self._set(fcntl.F_UNLCK, SHARED_FIRST, SHARED_SIZE)
 
     def written(self) -> int:
-        """When the database itself was last written to, in ns: only copying the log does that."""
-        return 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
+        """When the database itself was last written to, in ns: only copying the log does that. 0: unknown."""
+        with suppress(OSError):  # the disk has failed, as the commit will tell
+            return 0 if self._fd is None else os.fstat(self._fd).st_mtime_ns
+        return 0
 
     def claim(self, who: object) -> bool:
         """Lock the copying of the log for ``who``, since only one may do it; tell whether that worked."""
@@ -106,10 +108,11 @@ class Hold:
         if self._fd is None:
             return
         with self._lock:
-            self._kept.add(self._fd)
-            file, self._fd = os.fstat(self._fd), None
-            ours = _same_file(self._kept, file)
-            with suppress(OSError):  # there is no /proc: nobody can tell who else has it open
+            fd, self._fd = self._fd, None
+            self._kept.add(fd)
+            with suppress(OSError):  # no /proc, or a failing disk: nobody can tell who else has it open
+                file = os.fstat(fd)
+                ours = _same_file(self._kept, file)
                 if len(_same_file(_descriptors(), file)) > len(ours):
                     return
                 self._kept.difference_update(ours)

@@ -133,20 +133,42 @@ with tubes.connect("sqlite:///" + path, sweep=False) as queue:
 queue = tubes.connect("sqlite:///" + path, sweep=False)
 tube = queue.tube.jobs
 opened = [int(fd) for fd in os.listdir("/dev/fd") if os.path.realpath("/dev/fd/" + fd) == path]
-folder = os.open("/", os.O_RDONLY)
+other = os.open(sys.argv[2], os.O_RDONLY)
 for fd in opened:
-    os.dup2(folder, fd)
+    os.dup2(other, fd)
 try:
     tube.tasks("r")
 except tubes.StoreUnavailable as error:
-    print(error.__cause__, flush=True)
+    print(error, flush=True)
 os._exit(0)  # it could not end in good order
 """
 
 
 def test_a_disk_that_does_not_read_is_told_where_several_reads_are_one(db: Path) -> None:
     """SQLite has ended their transaction by then: that it cannot be ended again is not the error told."""
-    assert run(UNREADABLE, db) == "disk I/O error"
+    assert "the disk cannot be read or written (disk I/O error)" in run(UNREADABLE, db, "/")
+
+
+def test_a_disk_that_is_gone_is_not_told_as_damage_alone(db: Path) -> None:
+    """SQLite calls a file malformed when the kernel says EIO, as for the first bytes of that memory."""
+    assert "it is damaged, or its disk cannot be read (database disk" in run(UNREADABLE, db, "/proc/self/mem")
+
+
+UNTOLD = """
+import os, sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+tube = queue.create_tube("jobs", "fifo")
+os.close(queue.store._shared.hold._fd)
+for n in range(1000):
+    tube.put(n)
+queue.close()
+print("closed")
+"""
+
+
+def test_a_disk_that_does_not_tell_about_a_file_is_left_to_sqlite(db: Path) -> None:
+    """Where even ``fstat`` fails, calls raise errors of ours, and ``close`` none: the rest is SQLite's to say."""
+    assert run(UNTOLD, db) == "closed"
 
 
 def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
