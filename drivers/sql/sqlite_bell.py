@@ -9,10 +9,12 @@ the next. It is the same with room.
 from __future__ import annotations
 
 import mmap
+import os
 import secrets
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -41,10 +43,17 @@ _NOBODY, _ARMED, _CALLED = 0, 1, 2
 
 
 class Board:
-    """The processes that sleep and want to be called, in memory that all processes on a file share."""
+    """The processes that sleep and want to be called, in memory that all processes on a file share.
+
+    They read it there, but write to the file. A write to memory waits while a file system is frozen, for a
+    snapshot, and would stop all threads of Python meanwhile; and where it cannot be done, as on a disk that
+    is gone or on a full btrfs, it kills the process.
+    """
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, BOARD_SIZE)
+        self._fd = fd
+        self._memory = mmap.mmap(fd, BOARD_SIZE, prot=mmap.PROT_READ)
+        self._writing = threading.RLock()  # a descriptor that is closed meanwhile may be another file's next
         self._start = 0
 
     def arm(self, connection: int, bell: int, keys: Iterable[Key]) -> None:
@@ -55,12 +64,12 @@ class Board:
             if bits == _WORD - 1:  # all are set, and thousands of keys may follow
                 break
         slot = connection % SLOTS
-        self._write(slot, bits, connection, bell)
-        self._memory[slot] = _ARMED
+        self._write_words(slot, bits, connection, bell)
+        self._mark(slot, _ARMED)
 
     def disarm(self, connection: int) -> None:
         """Nobody waits here any more."""
-        self._memory[connection % SLOTS] = _NOBODY
+        self._mark(connection % SLOTS, _NOBODY)
 
     def called(self, connection: int) -> Key | None:
         """Return what this connection was called for, once for each call; None if it was not."""
@@ -68,7 +77,7 @@ class Board:
         if self._memory[slot] != _CALLED:
             return None
         word = self._read(slot)[0]
-        self._memory[slot] = _NOBODY
+        self._mark(slot, _NOBODY)
         return word if word < _WORD // 2 else word - _WORD
 
     def call(self, key: Key, count: int, is_alive: Callable[[int], bool], own: set[int]) -> list[int]:
@@ -84,10 +93,10 @@ class Board:
             if connection in own or not bits >> key % 64 & 1:
                 continue
             if not is_alive(connection):
-                self._memory[slot] = _NOBODY
+                self._mark(slot, _NOBODY)
                 continue
-            self._write(slot, key % _WORD, connection, bell)
-            self._memory[slot] = _CALLED
+            self._write_words(slot, key % _WORD, connection, bell)
+            self._mark(slot, _CALLED)
             self._start = slot + 1
             found.append(bell)
             if len(found) == count:
@@ -96,7 +105,7 @@ class Board:
 
     def all_lived(self, at: float) -> None:
         """Note that all connections were seen alive at this instant of the host's monotonic clock."""
-        _INSTANT.pack_into(self._memory, _ALL_ALIVE_AT, at)
+        self._write(_ALL_ALIVE_AT, _INSTANT.pack(at))
 
     def have_all_just_lived(self) -> bool:
         """Whether anybody noted that within half a floor; a note from before a reboot does not count."""
@@ -104,7 +113,10 @@ class Board:
         return bool(0 <= real_monotonic() - at < FLOOR / 2)
 
     def close(self) -> None:
-        self._memory.close()
+        """Neither read nor write any more; the descriptor may be closed then."""
+        with self._writing:
+            self._fd = -1
+            self._memory.close()
 
     def _armed(self) -> list[int]:
         slots = []
@@ -119,9 +131,17 @@ class Board:
         word, connection, bell = _WORDS.unpack_from(self._memory, SLOTS + slot * _WORDS.size)
         return word, connection, bell
 
-    def _write(self, slot: int, word: int, connection: int, bell: int) -> None:
-        start = SLOTS + slot * _WORDS.size
-        self._memory[start : start + _WORDS.size] = _WORDS.pack(word, connection, bell)
+    def _write_words(self, slot: int, word: int, connection: int, bell: int) -> None:
+        self._write(SLOTS + slot * _WORDS.size, _WORDS.pack(word, connection, bell))
+
+    def _mark(self, slot: int, how: int) -> None:
+        self._write(slot, bytes((how,)))
+
+    def _write(self, at: int, what: bytes) -> None:
+        """Write this unless it is there. If the disk refuses it, waiters look by themselves."""
+        if self._memory[at : at + len(what)] != what:
+            with self._writing, suppress(OSError):
+                os.pwrite(self._fd, what, at)
 
 
 class Bell:

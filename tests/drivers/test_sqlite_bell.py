@@ -120,6 +120,30 @@ def test_of_many_tubes_no_more_are_read_than_there_are_bits(boards: Callable[[],
     assert call(board, 7000) == [101]
 
 
+def test_a_board_that_cannot_be_written_calls_nobody(tmp_path: Path) -> None:
+    """As on a disk that has become read-only: who waits looks by itself."""
+    path = tmp_path / "board"
+    path.write_bytes(b"\0" * BOARD_SIZE)
+    with path.open("rb") as file:
+        board = Board(file.fileno())
+        board.arm(1, 101, [7])
+        board.all_lived(0.0)
+        assert call(board, 7) == []
+        board.close()
+
+
+def test_a_board_that_is_closed_writes_nowhere(tmp_path: Path) -> None:
+    """Another file may have the number of its descriptor by then."""
+    path = tmp_path / "board"
+    path.write_bytes(b"\0" * BOARD_SIZE)
+    with path.open("r+b") as file:
+        board = Board(file.fileno())
+        board.close()
+        with pytest.raises(ValueError, match="closed"):
+            board.arm(1, 101, [7])
+    assert path.read_bytes() == b"\0" * BOARD_SIZE
+
+
 def test_a_bell_rings_for_the_number_it_was_given(bell: Bell) -> None:
     ring(bell.number ^ 1)
     assert bell.wait() is False  # the floor

@@ -171,6 +171,18 @@ def test_a_disk_that_does_not_tell_about_a_file_is_left_to_sqlite(db: Path) -> N
     assert run(UNTOLD, db) == "closed"
 
 
+MAPS = """
+import re, sys, tubes
+queue = tubes.connect("sqlite:///" + sys.argv[1], sweep=False)
+print(*re.findall(r" (\\S+) .*db-tubes$", open("/proc/self/maps").read(), re.M))
+"""
+
+
+def test_a_disk_that_stops_or_fails_does_not_reach_the_interpreter_by_its_memory(db: Path) -> None:
+    """A write to mapped memory waits, with all threads, for a frozen disk, and a disk that is gone kills it."""
+    assert run(MAPS, db) == "r--s"
+
+
 def test_a_log_that_cannot_grow_is_an_error_and_loses_nothing(db: Path) -> None:
     """The kernel refuses to let the write-ahead log grow: the put fails whole, and puts work again when it may."""
     assert run(LIMITED, db) == "ok"
