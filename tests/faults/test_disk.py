@@ -146,7 +146,9 @@ os._exit(0)  # it could not end in good order
 
 def test_a_disk_that_does_not_read_is_told_where_several_reads_are_one(db: Path) -> None:
     """SQLite has ended their transaction by then: that it cannot be ended again is not the error told."""
-    assert "the disk cannot be read or written (disk I/O error)" in run(UNREADABLE, db, "/")
+    assert "the disk cannot be read or written, or has no room or quota left (disk I/O error)" in run(
+        UNREADABLE, db, "/"
+    )
 
 
 def test_a_disk_that_is_gone_is_not_told_as_damage_alone(db: Path) -> None:
@@ -334,6 +336,20 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(tubes.StoreUnavailable, match=r"nowhere/queue\.db.* a folder that exists"):
         tubes.connect(f"sqlite:///{tmp_path}/nowhere/queue.db")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("folders", "length"), [(0, 247), (2, 504)])
+def test_a_name_or_a_path_that_is_too_long_for_sqlite_is_told_so(
+    tmp_path: Path, folders: int, length: int
+) -> None:
+    """The kernel would take 255 bytes and 4095, but SQLite has files beside it, and little room for their paths."""
+    folder = tmp_path.joinpath(*["f" * 100] * folders)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "n" * (length - (len(f"{folder}/") if folders else 0))
+    with tubes.connect(f"sqlite:///{folder}/{name}") as queue:
+        assert queue.create_tube("jobs", "fifo").put(1).id == 1
+    with pytest.raises(tubes.StoreUnavailable, match="its name shorter than 248 bytes and its path than 505"):
+        tubes.connect(f"sqlite:///{folder}/{name}n")
 
 
 def test_a_current_folder_that_was_removed_is_an_error(
