@@ -143,7 +143,7 @@ class SqliteStore(SqlStore):
     def _try_to_open(self, *, migrate: bool) -> None:
         command = migrate_command(_url(self.path), self._namespace)
         if self.path is not None:
-            if not migrate and not os.path.exists(self.path):  # SQLite would make it, just to look into it
+            if not migrate and _is_missing(self.path):  # SQLite would make it, just to look into it
                 must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_usable(self.path)
             check_one_name(self.path, self._what)
@@ -590,6 +590,17 @@ def check_version(found: tuple[int, ...]) -> None:
         raise StoreUnavailable(
             f"this Python's SQLite is {version}, but tubes needs {oldest} or newer: use a Python that has it"
         )
+
+
+def _is_missing(path: str) -> bool:
+    """Tell whether there is no such file; one that cannot be looked at may be there."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _check_writable(path: str, what: str) -> None:

@@ -221,7 +221,7 @@ if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    tubes.connect("sqlite:///" + sys.argv[1], busy_timeout=1).tube.jobs.put("never")
+    tubes.connect("sqlite:///" + sys.argv[1], busy_timeout=1, migrate=len(sys.argv) < 3).tube.jobs.put("never")
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -256,6 +256,15 @@ def test_a_folder_that_may_not_be_written_is_told_from_a_file(public: Path) -> N
         path.chmod(0o666)
     public.chmod(0o555)
     assert "its folder is read-only" in run(POWERLESS, db)
+    public.chmod(0o777)
+
+
+def test_a_folder_that_may_not_be_entered_is_not_told_as_a_file_without_tables(public: Path) -> None:
+    """``tubes migrate`` would not help: the file is there, or may be, but this user cannot see it."""
+    with tubes.connect(f"sqlite:///{public / 'queue.db'}") as queue:
+        queue.create_tube("jobs", "fifo")
+    public.chmod(0o000)
+    assert "its folder is read-only" in run(POWERLESS, public / "queue.db", "looks only")
     public.chmod(0o777)
 
 
