@@ -22,6 +22,7 @@ _REASONS = {
     sqlite3.SQLITE_CORRUPT: "it is damaged, or its disk cannot be read",  # SQLite says this for EIO, too
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened (is it a file, in a folder that exists and is writable, "
     "on a disk with room and inodes left, its name shorter than 248 bytes and its path than 505?)",
+    sqlite3.SQLITE_IOERR_SHMMAP: "its file system cannot share memory (mergerfs can, with cache.files=partial)",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written, or has no room or quota left",
     sqlite3.SQLITE_PERM: "access is denied",
     sqlite3.SQLITE_AUTH: "access is denied",
@@ -88,8 +89,8 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
             f"{what} no longer has the tables of this version of tubes: if a newer one has upgraded them, upgrade "
             f"tubes here too ({error})"
         )
-    if base in _REASONS:
-        return StoreUnavailable(f"{what} cannot be used: {_REASONS[base]} ({error})")
+    if reason := _REASONS.get(code, _REASONS.get(base)):
+        return StoreUnavailable(f"{what} cannot be used: {reason} ({error})")
     return StoreError(f"{what}: {error}")
 
 
