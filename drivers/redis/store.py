@@ -328,6 +328,7 @@ class RedisStore(Runner):
                 return
             if session == self.session:  # else a signal's handler has done so meanwhile
                 self.lost_sessions.add(session)
+                self._learn_time()  # its virtual machine may have been frozen, and the clock with it
                 self._begin_session()
 
     def _beat(self) -> None:

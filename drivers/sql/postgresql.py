@@ -146,7 +146,6 @@ class PostgresStore(SqlStore):
         self._bring_up(migrate)
         with self._pool.lent() as wire:
             empty_temporary(wire, self._namespace)
-            self._learn_time(wire)
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
@@ -389,6 +388,7 @@ class PostgresStore(SqlStore):
             tx.run(self._sql.add_session, session, self._own_ttr_ms)
             return self._add_connection(tx, session)
 
+        guarded(self._insist, self._learn_time_again)
         try:
             self._call_roll()
             self._connection = self.transact(step)
@@ -451,6 +451,11 @@ class PostgresStore(SqlStore):
         if wire.pooled:  # connections to a pooler outlive the server
             empty_temporary(wire, self._namespace)
         self._learn_time(wire)
+
+    def _learn_time_again(self) -> None:
+        """A process taken for dead may be in a virtual machine that was frozen, and its clock with it."""
+        with self._pool.lent() as wire:
+            self._learn_time(wire)
 
     def _learn_time(self, wire: Wire) -> None:
         if isinstance(self.clock, ServerClock):

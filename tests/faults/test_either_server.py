@@ -7,9 +7,9 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from faults.harness import (
     ended,
     eventually,
     heard,
+    quiet,
     run,
     take_looking_seldom,
     tell,
@@ -30,6 +31,7 @@ from servers import PostgresServer
 from slow import slow_but
 
 import tubes
+from tubes.clock import ServerClock
 from tubes.testing import FakeClock
 from tubes.testing.suite import refusal, take
 from tubes.waiting import room
@@ -246,6 +248,17 @@ def test_who_was_taken_for_dead_hears_of_it_with_a_beat(connect: Connect) -> Non
     session = queue.store.session
     end(queue)
     eventually(lambda: queue.store.session != session)
+
+
+def test_a_clock_that_stood_still_is_put_right_with_the_new_session(connect: Connect, url: str) -> None:
+    """That of a frozen virtual machine does. Else what is put until the next beat would be over at once."""
+    with closing(quiet(partial(tubes.connect, url.replace("dead_after=1", "dead_after=3600")))) as queue:
+        tube, clock = queue.create_tube("jobs", "fifottl"), cast("ServerClock", queue.clock)
+        clock._offset_ms -= 60_000
+        end(queue)
+        assert tube.take(timeout=0) is None
+        tube.put("x", ttl=30)
+        assert take(connect().tube.jobs).data == "x"
 
 
 def end(queue: tubes.Queue) -> None:
