@@ -256,7 +256,7 @@ def _allow_as(path: str, fd: int) -> None:
 
 
 def _make_room(fd: int, size: int) -> None:
-    """Give a file that size, with blocks: on a full disk, writing to a mapped hole kills the process."""
+    """Give a file that size, with blocks: a hole could not be written on a full disk, and nobody would be called."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
     else:
