@@ -129,38 +129,30 @@ def test_our_own_threads_have_room_for_deep_data_where_threads_have_little(what:
     assert run(DEEP, what) == "True 0"
 
 
-CHOSEN = """
-import asyncio, threading, tubes, tubes.aio
-threading.stack_size(1 << 20)
+SIZE = """
+import asyncio, resource, sys, threading, tubes, tubes.aio
+
+def of_a_megabyte():
+    threading.stack_size(1 << 20)
+
+def without_limit():
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (most, most))
 
 async def main():
     async with tubes.aio.connect("sqlite://") as queue:
         await queue.create_tube("jobs", "fifottl", ttr=1)
 
+globals()[sys.argv[1]]()
 asyncio.run(main())
 print(threading.stack_size())
 """
 
 
 def test_the_size_of_stacks_that_a_program_has_chosen_stays() -> None:
-    assert run(CHOSEN) == str(1 << 20)
-
-
-UNLIMITED = """
-import asyncio, resource, threading, tubes, tubes.aio
-
-_, most = resource.getrlimit(resource.RLIMIT_STACK)
-resource.setrlimit(resource.RLIMIT_STACK, (most, most))
-
-async def main():
-    async with tubes.aio.connect("sqlite://") as queue:
-        await queue.create_tube("jobs", "fifottl", ttr=1)
-
-asyncio.run(main())
-print(threading.stack_size())
-"""
+    assert run(SIZE, "of_a_megabyte") == str(1 << 20)
 
 
 def test_our_own_threads_start_where_stacks_have_no_limit() -> None:
     """As with ``ulimit -s unlimited``, which is a size of 2**64 - 1 from Python 3.15 on."""
-    assert run(UNLIMITED) == "0"
+    assert run(SIZE, "without_limit") == "0"
