@@ -596,10 +596,8 @@ def _is_missing(path: str) -> bool:
     """Tell whether there is no such file; one that cannot be looked at may be there."""
     try:
         os.stat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 
