@@ -146,6 +146,7 @@ class PostgresStore(SqlStore):
         self._bring_up(migrate)
         with self._pool.lent() as wire:
             empty_temporary(wire, self._namespace)
+            self._learn_time(wire)
         self._begin_session()
 
     def _bring_up(self, migrate: bool) -> None:
@@ -388,7 +389,6 @@ class PostgresStore(SqlStore):
             tx.run(self._sql.add_session, session, self._own_ttr_ms)
             return self._add_connection(tx, session)
 
-        guarded(self._insist, self._learn_time_again)
         try:
             self._call_roll()
             self._connection = self.transact(step)
@@ -435,6 +435,7 @@ class PostgresStore(SqlStore):
             lives = ends == [(None,)] and self.read(self._is_known)
             if not lives and session == self.session:  # else a signal handler has done it meanwhile
                 self.lost_sessions.add(session)
+                guarded(self._insist, self._learn_time_again)
                 self._begin_session()
 
     def _beat(self, wire: Wire) -> None:
