@@ -318,14 +318,14 @@ class Statements(Texts):
     def _write_acks_of_many(self) -> None:
         """Leases come as one parameter, a JSON object of tokens by id."""
         task = self._task
-        is_lease = f"{task}.id = CAST(lease.key AS bigint) AND attempts = CAST(lease.value AS integer)"
         is_held = f"{OF_TUBE} AND state = 't' AND owner = :owner"
         ack = f"DELETE FROM {task}"
-        if self._is_server:  # joined straight to its leases: no plan begins with all tasks, or all taken ones
+        if self._is_server:  # looked up, since a join may be planned that compares each task with each lease
             ids = "SELECT CAST(pg_catalog.json_object_keys(:leases) AS bigint)"
-            leases = "pg_catalog.json_each_text(:leases) AS lease"
-            ack_leases = f"{ack} USING {leases} WHERE {self._among(ids)} AND {is_lease} AND {is_held}"
+            token = "CAST((SELECT CAST(:leases AS jsonb)) ->> CAST(id AS text) AS integer)"
+            ack_leases = f"{ack} WHERE {self._among(ids)} AND attempts = {token} AND {is_held}"
         else:
+            is_lease = f"{task}.id = CAST(lease.key AS bigint) AND attempts = CAST(lease.value AS integer)"
             matching = f"SELECT {task}.id FROM json_each(:leases) AS lease JOIN {task} ON {is_lease}"
             ack_leases = f"{ack} WHERE id IN ({matching} WHERE {is_held})"
         in_range = f"{ack} WHERE id BETWEEN :first AND :last AND attempts = :token AND {is_held}"
