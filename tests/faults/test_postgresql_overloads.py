@@ -17,7 +17,7 @@ import tubes
 from tubes.doctor import Doctor
 
 FUNCTIONS = [
-    "current_setting", "hashtextextended", "json_array_elements_text", "json_each_text", "json_object_keys", "nextval",
+    "current_setting", "hashtextextended", "json_array_elements_text", "json_object_keys", "nextval",
     "pg_get_serial_sequence", "pg_notify", "quote_ident", "replace", "row_security_active", "set_config", "setval",
     "to_regclass",
 ]  # fmt: skip
