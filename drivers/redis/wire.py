@@ -227,7 +227,8 @@ class Wire:
                 for sent in range(0, len(commands), LARGE):  # a socket's timeout is for all that it is given
                     self._connection._sock.sendall(commands[sent : sent + LARGE])
         except (exceptions.RedisError, OSError) as error:
-            said = self._last_words() if isinstance(error, ConnectionError) else None
+            is_cut = isinstance(error, OSError) and not isinstance(error, TimeoutError)  # by TLS an SSLError
+            said = self._last_words() if is_cut else None
             self.close()
             if isinstance(said, exceptions.RedisError):
                 raise Refused(said) from error

@@ -110,7 +110,11 @@ class Proxy:
                         self.cut_after, is_cut = None, True
                     if self.spoil_after is not None and self.spoil_after in data:
                         self.spoil_after, is_spoiled = None, True
-                    server.sendall(data)
+                    try:
+                        server.sendall(data)
+                    except OSError:  # it hung up in the middle of a request, and may have said why
+                        client.sendall(server.recv(1 << 20))
+                        return
                 elif self.is_silent:
                     self.lost += 1
                 else:

@@ -883,6 +883,24 @@ def test_tls_is_spoken(server: RedisServer, certificate: Path) -> None:
         proxy.close()
 
 
+def test_a_payload_that_is_too_large_is_said_to_be_so_by_tls_too(
+    server: RedisServer, certificate: Path
+) -> None:
+    """The server hangs up in the middle of it, which is not an error of the connection there, but one of TLS."""
+    server.command("CONFIG SET", "proto-max-bulk-len", 1 << 20)
+    proxy = by_tls(server, certificate)
+    try:
+        with tubes.connect(f"rediss://127.0.0.1:{proxy.port}?ssl_ca_certs={certificate}") as queue:
+            tube = queue.create_tube("jobs", "fifo")
+            for _ in range(10):
+                with pytest.raises(tubes.StoreError, match="the payload is larger than"):
+                    tube.put("x" * 8_000_000)
+            tube.put("small")
+            assert [task.data for task in tube.tasks("r")] == ["small"]
+    finally:
+        proxy.close()
+
+
 def test_a_connect_that_can_start_no_thread_is_an_error_of_ours(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
