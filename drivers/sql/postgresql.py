@@ -227,6 +227,11 @@ class PostgresStore(SqlStore):
                     on_commit(result)
             elif tx.is_open:
                 tx.commit()
+            if wire.in_transaction:  # which is rolled back below, whatever the server has answered
+                raise StoreUnavailable(
+                    f"{self._what} cannot be used: a transaction is open that tubes has not begun, so this was not "
+                    "committed; does a proxy in between begin its own?"
+                )
             return result
         except Lost as error:
             if tx.may_be_done(error):

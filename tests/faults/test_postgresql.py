@@ -472,6 +472,24 @@ def test_however_many_idle_connections_are_lost_a_call_is_made(connect: Connect,
     assert tube.put("y") if verb == "put" else tube.peek(1)
 
 
+def test_what_lies_in_a_transaction_of_a_proxy_is_not_taken_for_done(connect: Connect) -> None:
+    """As behind pgpool-II in its mode ``raw``, which begins one before a prepared INSERT and leaves it open."""
+    queue = connect(sweep=False)
+    tube = queue.create_tube("jobs", "fifo")
+    tube.put("x")
+    taken = tube.take(timeout=0)
+    assert taken is not None
+    tube.release(taken)
+    pool = cast("Any", queue.store)._pool
+    for call in (lambda: tube.put("y"), lambda: tube.put_many(["y", "z"]), lambda: tube.take(timeout=0)):
+        pool._idle[-1].simple("BEGIN")
+        with pytest.raises(tubes.StoreUnavailable, match="not committed"):
+            call()
+    task = tube.take(timeout=0)
+    assert task is not None and (task.data, task.attempts) == ("x", 2)
+    assert tube.ack(task) and not tube.tasks("r")
+
+
 @pytest.mark.slow
 def test_a_database_that_was_read_only_for_a_while_is_written_to_again(connect: Connect, url: str) -> None:
     """Connections keep the setting they were opened with: those that were refused are not used again."""
