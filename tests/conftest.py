@@ -316,8 +316,9 @@ def redis_cluster(_shared_cluster: RedisCluster) -> str:
 
 
 @pytest.fixture
-def cluster_oracle_url(redis_cluster: str, deaf: None) -> str:
-    """The same on the cluster."""
+def cluster_oracle_url(redis_cluster: str, deaf: None) -> Iterator[str]:
+    """The same on the cluster, where all tests share one database: what it leaves is not for the next to sweep."""
     with redis.RedisCluster.from_url(redis_cluster) as client:
         client.flushall(target_nodes="primaries")
-    return redis_cluster
+        yield redis_cluster
+        client.flushall(target_nodes="primaries")
