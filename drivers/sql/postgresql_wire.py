@@ -183,7 +183,7 @@ class Wire:
             return self.pipeline(text, (given,), begin=begin)[0]
         self._check_own()
         self._sending(self._pg.send_query_prepared, name, [_sent(value) for value in given])
-        return self._read(self._answer(), was_prepared=True)
+        return self._read(self._answers()[-1], was_prepared=True)
 
     def pipeline(self, text: str, rows: Sequence[Sequence[Any]], *, begin: str = "") -> list[Result]:
         """Execute a statement once for each row, in one pipeline with what must come before and after it."""
@@ -195,8 +195,10 @@ class Wire:
         self._pg.enter_pipeline_mode()
         try:
             name = self._sending(self._send_all, text, name, values, before, after)
-            answers = self._answers([], are_piped=True)
+            answers = self._answers(are_piped=True)
         finally:
+            if self._is_unread:
+                self.close()
             if not self.is_lost:
                 self._pg.exit_pipeline_mode()
                 if after and self.in_transaction:
@@ -217,12 +219,12 @@ class Wire:
         """Execute text without parameters: BEGIN, COMMIT, LISTEN. Return the result of its last statement."""
         self._check_own()
         self._sending(self._pg.send_query, text.encode())
-        return self._read(self._answer())
+        return self._read(self._answers()[-1])
 
     def clean_up(self) -> None:
         """Undo what was not committed, and what users have set on it, for the next use."""
-        if self._pg.transaction_status == pq.TransactionStatus.ACTIVE:
-            self.close()  # another thread has raised an exception in this one, before it read the answer
+        if self._is_unread:
+            self.close()
             return
         if self.in_transaction:
             self.simple("ROLLBACK")
@@ -304,6 +306,11 @@ class Wire:
     # Within
 
     @property
+    def _is_unread(self) -> bool:
+        """Whether another thread has raised an exception in this one before it read the answer."""
+        return self._pg.transaction_status == pq.TransactionStatus.ACTIVE
+
+    @property
     def _is_in_utf8(self) -> bool:
         """Whether text travels in UTF-8, as ours does. The server tells whenever that changes."""
         return self._pg.parameter_status(b"client_encoding") in (b"UTF8", None)
@@ -369,36 +376,10 @@ class Wire:
         pg.pipeline_sync()
         return name
 
-    def _answer(self) -> PGresult:
-        """Wait for the last answer to what was sent. An interrupt cancels that, unless it is done already."""
-        pg = self._pg
-        interrupt: BaseException | None = None
+    def _answers(self, *, are_piped: bool = False) -> list[PGresult]:
+        """Wait for all answers to what was sent. An interrupt cancels that, unless it is done already."""
         answers: list[PGresult] = []
-        try:  # nearly always there is one answer, and nothing comes between
-            interruptible(self._wait)
-            pg.consume_input()
-            while not pg.is_busy():
-                answer = pg.get_result()
-                if answer is None and answers:
-                    return answers[-1]
-                if answer is None:
-                    break
-                answers.append(answer)
-        except psycopg.Error as error:
-            raise self._gone(error, was_sent=True) from error
-        except BaseException as caught:
-            self._break_off()
-            interrupt = caught
-        return self._answers(answers, interrupt)[-1]
-
-    def _answers(
-        self,
-        answers: list[PGresult],
-        interrupt: BaseException | None = None,
-        *,
-        are_piped: bool = False,
-    ) -> list[PGresult]:
-        """Wait for the rest of the answers, after those given; an ``interrupt`` has already been seen to."""
+        interrupt: BaseException | None = None
         while True:
             try:
                 self._collect(answers, are_piped=are_piped)

@@ -339,7 +339,7 @@ from tubes.drivers.sql.postgresql_wire import Lost
 queue = tubes.connect(sys.argv[1], sweep=False)
 wire = queue.store._pool.borrow()
 wire.simple("BEGIN")
-ask, hear = lambda: wire._pg.send_query(b"SELECT 7"), lambda: wire._read(wire._answer()).rows
+ask, hear = lambda: wire._pg.send_query(b"SELECT 7"), lambda: wire._read(wire._answers()[-1]).rows
 others = lambda: wire.simple("ROLLBACK"), lambda: wire.execute("SELECT 1", ())
 """,
     "redis": """

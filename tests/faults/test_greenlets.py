@@ -44,7 +44,7 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
     def count(frame: FrameType, event: str, what: Any) -> None:
         nonlocal waits
         is_wait = event == "c_call" and what.__name__ in ("poll", "recv", "recv_into")
-        if is_wait or (event == "call" and frame.f_code.co_name == "_answer"):
+        if is_wait or (event == "call" and frame.f_code.co_name == "_answers"):
             waits += 1
             if waits == at:
                 raise Struck
