@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from tubes.doctor import Check, Finding, Kind, Look
@@ -47,9 +47,9 @@ class StoreCheck(Check, Generic[S]):
 class HasSessions(Protocol):
     """A store's sessions, as the checks see them."""
 
+    def known_sessions(self, tx: Any) -> Mapping[str, Known]: ...
     def unknown_sessions(self, tx: Any) -> Sequence[str]: ...
     def add_session(self, tx: Any, session: str) -> bool: ...
-    def lonely_sessions(self, tx: Any) -> Sequence[str]: ...
 
 
 class SessionsCheck(StoreCheck[HasSessions]):
@@ -82,7 +82,9 @@ class LonelySessions(SessionsCheck):
     rescues = True
 
     def look(self, tx: Any, after: Any, limit: int, *, now: int) -> Look:
-        return Look([self._finding(session) for session in self._store.lonely_sessions(tx)])
+        known = self._store.known_sessions(tx).items()
+        lonely = [id for id, (ends_ms, connections) in known if ends_ms is None and not connections]
+        return Look([self._finding(session) for session in sorted(lonely, key=str)])
 
     def _finding(self, session: str) -> Finding:
         what = f"session {session} has no connection and has not ended"

@@ -490,10 +490,6 @@ class RedisStore(Runner):
         """Add one of these; tell whether it was still missing."""
         return bool(self.ask(scripts.ADD_SESSION, session, 0))
 
-    def lonely_sessions(self, tx: Any) -> Sequence[str]:
-        """Those that have lost their last connection and have not ended."""
-        return self.sessions().lonely()
-
     def numbers(self, after: Cursor | None, limit: int) -> tuple[set[int], Cursor | None]:
         """The numbers of the tubes to which about the next ``limit`` keys belong, and where to go on."""
         place = re.compile(rf"{{{self._namespace}:({NUMBER})}}:")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tubes.doctor import Check, Finding, Kind, Look
 from tubes.driver import TubeRecord
 from tubes.options import described_sub_queue, sub_queue_name
 from tubes.payload import why_unreadable
+from tubes.store import Known
 
 from ..examining import (
     CatalogueCheck,
@@ -50,6 +51,7 @@ class Examined:
     namespace: str
     features: FeaturesOf
     tubes: Callable[[Any], Sequence[TubeRecord]]
+    sessions: Callable[[Any], Mapping[str, Known]]
 
     @property
     def is_server(self) -> bool:
@@ -67,14 +69,15 @@ class Examined:
         """The values that ``temporary`` has, one for each table of tasks."""
         return (False, True) if self.is_server else (False,)
 
+    def known_sessions(self, tx: SqlTx) -> Mapping[str, Known]:
+        tx.begin()  # so that no session begins between two of its statements
+        return self.sessions(tx)
+
     def unknown_sessions(self, tx: SqlTx) -> Sequence[str]:
         return [session for (session,) in tx.rows(self.looks().unknown)]
 
     def add_session(self, tx: SqlTx, session: str) -> bool:
         return bool(tx.run(self.looks().add_session, session))
-
-    def lonely_sessions(self, tx: SqlTx) -> Sequence[str]:
-        return [session for (session,) in tx.rows(self.looks().lonely)]
 
 
 SqlCheck = StoreCheck[Examined]
@@ -132,15 +135,11 @@ class Owners(DeadOwners[Examined]):
         self._tube = tube
 
     def look(self, tx: SqlTx, after: Any, limit: int, *, now: int) -> Look:
-        tube, looks = self._tube, self._store.looks(self._tube.temporary)
-        findings: list[Finding] = []
-        holders = tx.rows(looks.holders, tube.id)
-        connections: dict[str, list[int]] = {}
-        for session, id in tx.rows(looks.connections, tube.id) if holders else ():
-            connections.setdefault(session, []).append(id)
-        for owner, count, known, ends_ms in holders:
-            session = None if known is None else (ends_ms, connections.get(owner, ()))
-            findings += self._held(tx, tube, owner, count, session, now)
+        tube, findings = self._tube, list[Finding]()
+        holders = tx.rows(self._store.looks(tube.temporary).holders, tube.id)
+        known = self._store.known_sessions(tx) if holders else {}
+        for owner, count in holders:
+            findings += self._held(tx, tube, owner, count, known.get(owner), now)
         return Look(findings)
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from sqlalchemy.engine import Dialect
 
 from .rules import COLUMNS, LAST_ID
-from .statements import Statement, Texts
+from .statements import IS_TAKEN, OF_TUBE, Statement, Texts
 
 WORKS = "state IN ('r', 't')"
 """A task that takes part in the order of its sub-queue."""
@@ -134,20 +134,10 @@ class Looks(Texts):
         )
 
     def _write_sessions(self) -> None:
-        task, session, connection = self._task, self._session, self._connection
+        session, connection = self._session, self._connection
         self.holders = self._make(
-            "SELECT held.owner, held.tasks, session.id, session.ends_ms FROM"
-            f" (SELECT owner, count(*) AS tasks FROM {task}"
-            " WHERE tube = :tube AND front = 1 AND state = 't' AND owner IS NOT NULL GROUP BY owner) AS held"
-            f" LEFT JOIN {session} AS session ON session.id = held.owner ORDER BY held.owner"
-        )
-        self.connections = self._make(
-            f"SELECT session, id FROM {connection} WHERE session IN"
-            f" (SELECT owner FROM {task} WHERE tube = :tube AND front = 1 AND state = 't')"
-        )
-        self.lonely = self._make(
-            f"SELECT id FROM {session} WHERE ends_ms IS NULL"
-            f" AND id NOT IN (SELECT session FROM {connection}) ORDER BY id"
+            f"SELECT owner, count(*) FROM {self._task} WHERE {OF_TUBE} AND {IS_TAKEN} AND owner IS NOT NULL"
+            " GROUP BY owner ORDER BY owner"
         )
         self.unknown = self._make(
             f"SELECT DISTINCT session FROM {connection}"

@@ -144,7 +144,7 @@ class SqlStore(Renewable):
 
     def checks(self, features: FeaturesOf, *, deep: bool) -> Iterable[Check]:
         """What ``tubes.doctor`` looks at."""
-        store = Examined(self.dialect, self._namespace, features, self.tubes)
+        store = Examined(self.dialect, self._namespace, features, self.tubes, self.known_sessions)
         sql, (is_alive, watch) = self.migrate_sql(self._namespace), self.who_lives(deep)
         return sql_checks(store, self.read, deep=deep, sql=sql, is_alive=is_alive, watch=watch)
 
