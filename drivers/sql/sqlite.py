@@ -30,13 +30,14 @@ from ..retries import pause_after
 from . import sqlite_joined
 from .driver import SqlDriver
 from .joined import join
-from .sqlite_errors import base_code, translated
+from .sqlite_errors import translated
+from .sqlite_files import check_file, check_writable, is_kept_out, is_missing, kept_from, warn_of_other_hosts
 from .sqlite_joined import SqliteJoinedTx
 from .sqlite_lock_file import InMemoryLocks, LockFile
-from .sqlite_names import check_beside, check_one_name, warn_of_other_hosts
 from .sqlite_shared import SharedFile, file_at
 from .sqlite_statistics import notes
 from .sqlite_tx import ReadTx, SqliteTx
+from .sqlite_url import path_of, url_of
 from .sqlite_writer import SqliteWriter
 from .statements import statements
 from .store import SqlStore
@@ -92,7 +93,7 @@ class SqliteStore(SqlStore):
         super().__init__()
         check_version(sqlite3.sqlite_version_info)
         self.clock = clock
-        self.path = _path(url)
+        self.path = path_of(url)
         self._what = "the in-memory database" if self.path is None else f"SQLite file {self.path}"
         self._durability = durability
         self._namespace = namespace
@@ -119,10 +120,10 @@ class SqliteStore(SqlStore):
             try:
                 return self._try_to_open(migrate=migrate)
             except StoreUnavailable as error:
-                if not _is_kept_out(error):
+                if not is_kept_out(error):
                     raise
                 if real_monotonic() >= until:
-                    if file := self._kept_from(error.__cause__):
+                    if file := kept_from(self.path, error.__cause__):
                         raise StoreUnavailable(
                             f"{self._what} cannot be used: access to {file} is denied"
                         ) from error.__cause__
@@ -130,25 +131,13 @@ class SqliteStore(SqlStore):
             tries += 1
             pause_after(tries)
 
-    def _kept_from(self, cause: BaseException | None) -> str | None:
-        """The file beside the database that this user may not use; SQLite does not name it."""
-        beside = [f"{self.path}-{kind}" for kind in ("wal", "shm", "journal")]
-        if isinstance(cause, PermissionError) and cause.filename is not None:
-            beside.append(cause.filename)
-        for file in beside:
-            if os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK, effective_ids=True):
-                return file
-        return None
-
     def _try_to_open(self, *, migrate: bool) -> None:
-        command = migrate_command(_url(self.path), self._namespace)
+        command = migrate_command(url_of(self.path), self._namespace)
         if self.path is not None:
-            if not migrate and _is_missing(self.path):  # SQLite would make it, just to look into it
+            if not migrate and is_missing(self.path):  # SQLite would make it, just to look into it
                 must_upgrade(None, self._what, command, migrate=False)
             SharedFile.check_usable(self.path)
-            check_one_name(self.path, self._what)
-            check_beside(self.path, self._what)
-            _check_writable(self.path, self._what)
+            check_file(self.path, self._what)
         db = self._connect()
         file = None if self.path is None else file_at(self.path)
         self._shared: SharedFile | None = None
@@ -537,7 +526,7 @@ class SqliteStore(SqlStore):
                 if not self._shared.is_in_place():
                     self._be_gone()  # SQLite would make an empty file there
                     return
-                _check_writable(self._shared.path, self._what)  # SQLite would open it for reading, for ever
+                check_writable(self._shared.path, self._what)  # SQLite would open it for reading, for ever
             self.writer.use(self._connect())
             self._prepare()
             self._reader = self._connect()
@@ -590,71 +579,3 @@ def check_version(found: tuple[int, ...]) -> None:
         raise StoreUnavailable(
             f"this Python's SQLite is {version}, but tubes needs {oldest} or newer: use a Python that has it"
         )
-
-
-def _is_missing(path: str) -> bool:
-    """Tell whether there is no such file; one that cannot be looked at may be there."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
-
-
-def _check_writable(path: str, what: str) -> None:
-    """Raise StoreUnavailable for a file that this user may not write, before anything is made beside it.
-
-    The files beside it would get its permissions and be this user's. They would keep out those who may write
-    to it, now or later: SQLite leaves its own behind if it cannot write, and nobody would think of the lock
-    file.
-    """
-    if os.path.exists(path) and not os.access(path, os.W_OK, effective_ids=True):
-        raise StoreUnavailable(f"{what} cannot be used: it is read-only for this user")
-    folder = os.path.dirname(path)
-    is_complete = all(map(os.path.exists, (path, f"{path}-wal", f"{path}-shm")))
-    if not is_complete and os.path.isdir(folder):  # SQLite would say that the file is read-only
-        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-            raise StoreUnavailable(f"{what} cannot be used: its folder is read-only for this user")
-
-
-def _is_kept_out(error: StoreUnavailable) -> bool:
-    """Tell whether a file could not be opened, or only for reading."""
-    cause = error.__cause__
-    if isinstance(cause, sqlite3.Error):
-        return base_code(cause) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-    return isinstance(cause, PermissionError)
-
-
-def _url(path: str | None) -> str:
-    """The URL of a file, as ``_path`` reads it."""
-    return "sqlite://" if path is None else f"sqlite:///{path.replace('%', '%25').replace('?', '%3F')}"
-
-
-def _path(url: str) -> str | None:
-    try:
-        parsed = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # its text may show a part of a password
-        raise BadOption(
-            "this store URL cannot be read: write sqlite:///relative.db, sqlite:////absolute.db or sqlite://",
-            option="url",
-        ) from None
-    names_a_host = url.partition("://")[2][:1] not in ("", "/")  # or a user
-    if names_a_host or "?" in url or parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        # meant for a server, it may have a password in it, and one that was not parsed as such
-        shown = "" if "@" in url or "password" in url.lower() else f" {parsed.render_as_string()!r}"
-        raise BadOption(
-            f"bad SQLite URL{shown}: write sqlite:///relative.db, sqlite:////absolute.db"
-            " or sqlite:// for memory",
-            option="url",
-        )
-    if parsed.database is None or parsed.database in ("", ":memory:"):
-        return None
-    try:
-        os.fsencode(parsed.database)
-        return os.path.realpath(parsed.database)  # SQLite names its log so, too: one file, one lock file
-    except ValueError as error:
-        raise BadOption(f"no file can have the name {parsed.database!r}: {error}", option="url") from error
-    except OSError as error:  # the current folder was removed
-        raise StoreUnavailable(
-            f"SQLite file {parsed.database} cannot be used: no current folder ({error})"
-        ) from error

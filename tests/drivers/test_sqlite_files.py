@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tubes.drivers.sql.sqlite_names import check_one_name, warn_of_other_hosts
+from tubes.drivers.sql.sqlite_files import check_one_name, warn_of_other_hosts
 
 import tubes
 
@@ -17,7 +17,7 @@ import tubes
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The kernel's list of mounts, for the test to write: one line for each file system."""
     mounts = tmp_path / "mountinfo"
-    names = importlib.import_module("tubes.drivers.sql.sqlite_names")
+    names = importlib.import_module("tubes.drivers.sql.sqlite_files")
     monkeypatch.setattr(names, "MOUNTS", str(mounts))
     return mounts
 
