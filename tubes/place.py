@@ -103,8 +103,8 @@ class HostedPlace(Place):
         self._store.refresh()
         if on_commit is None:
             return step(None)
-        longest = self._longest()
-        if not self._in_order.acquire(timeout=longest):
+        longest, in_order = self._longest(), self._in_order  # which a fork in the middle replaces
+        if not in_order.acquire(timeout=longest):
             raise StoreUnavailable(
                 f"tube {self._tube.name!r}: waited {longest:g} s for an earlier call to finish"
             )
@@ -113,7 +113,7 @@ class HostedPlace(Place):
             on_commit(done)
             return done
         finally:
-            self._in_order.release()
+            in_order.release()
 
     def read(self, look: Callable[[Any], T]) -> T:
         self._store.refresh()

@@ -788,6 +788,39 @@ def test_a_signal_s_handler_may_call_while_the_server_of_a_hosted_tube_is_waited
     eventually(lambda: server.command("INFO", "clients")["connected_clients"] == 1)
 
 
+@pytest.mark.timeout(20, method="thread")
+@pytest.mark.parametrize("is_hosted", [False, True])
+def test_a_child_that_a_handler_forks_in_the_middle_of_a_call_goes_on_with_it(
+    server: RedisServer, tmp_path: Path, is_hosted: bool
+) -> None:
+    """Also on a tube with callbacks, whose calls are done one at a time: no lock is the same there."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}" if is_hosted else server.url
+    children: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        server.command("SCRIPT KILL")
+        children.append(os.fork())
+
+    with tubes.connect(url, sweep=False) as queue:
+        options: dict[str, Any] = {"url": server.url} if is_hosted else {}
+        type = "redis" if is_hosted else "fifo"
+        tube = queue.create_tube("jobs", type, on_task_change=lambda task, event: None, **options)
+        tube.put("a")
+
+        def put() -> None:
+            status = 1
+            try:
+                tube.put("b")
+                status = 0
+            finally:
+                if 0 in children:
+                    os._exit(status)
+
+        call_while_busy(server, handler, put)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+        assert [task.data for task in tube.tasks("r")] == ["a", "b", "b"]
+
+
 def call_while_busy(
     server: RedisServer, handler: Callable[[int, object], None], call: Callable[[], object]
 ) -> None:
