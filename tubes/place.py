@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 def place_of(store: Store, tube: TubeRecord, driver: Driver) -> Place:
     """The place of a tube's tasks, as its driver says."""
-    return (HostedPlace if getattr(driver, "is_hosted", False) else Place)(store, tube, driver)
+    if getattr(driver, "is_hosted", False):
+        return HostedPlace(store, tube, driver)
+    return (OrderedPlace if hasattr(store, "longest_wait") else Place)(store, tube, driver)
 
 
 class Place:
@@ -80,7 +82,38 @@ class Place:
         """Called in a forked child: a thread of the parent's may have held a lock."""
 
 
-class HostedPlace(Place):
+class OrderedPlace(Place):
+    """Where commits have no order of their own: calls on a tube with callbacks wait for the one before."""
+
+    def __init__(self, store: Store, tube: TubeRecord, driver: Driver) -> None:
+        super().__init__(store, tube, driver)
+        self._in_order = threading.RLock()
+        self._longest: Callable[[], float] = getattr(store, "longest_wait", lambda: threading.TIMEOUT_MAX)
+
+    def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+        if on_commit is None:
+            return self._do(step)
+        self._store.refresh()  # what is closed is not waited for
+        longest, in_order = self._longest(), self._in_order  # which a fork in the middle replaces
+        if not in_order.acquire(timeout=longest):
+            raise StoreUnavailable(
+                f"tube {self._tube.name!r}: waited {longest:g} s for an earlier call to finish"
+            )
+        try:
+            done = self._do(step)
+            on_commit(done)
+            return done
+        finally:
+            in_order.release()
+
+    def _do(self, step: Callable[[Any], T]) -> T:
+        return self._store.transact(step if self.is_realised else _begun(step))
+
+    def forked(self) -> None:
+        self._in_order = threading.RLock()
+
+
+class HostedPlace(OrderedPlace):
     """In a store of the driver's own, so that its steps need no ``tx``.
 
     The steps run outside the transactions of the queue's store: those may be run again after a step is done,
@@ -93,27 +126,14 @@ class HostedPlace(Place):
         self.is_apart = self.reconnects = True
         self.is_transactional = False
         self._server = getattr(driver, "waits_for", lambda: tube.id)
-        self._in_order = threading.RLock()
-        self._longest: Callable[[], float] = getattr(driver, "longest_wait", lambda: threading.TIMEOUT_MAX)
+        self._longest = getattr(driver, "longest_wait", lambda: threading.TIMEOUT_MAX)
 
     def start(self) -> None:
         guarded(self._driver.start, None)
 
-    def transact(self, step: Callable[[Any], T], on_commit: Callable[[T], None] | None = None) -> T:
+    def _do(self, step: Callable[[Any], T]) -> T:
         self._store.refresh()
-        if on_commit is None:
-            return step(None)
-        longest, in_order = self._longest(), self._in_order  # which a fork in the middle replaces
-        if not in_order.acquire(timeout=longest):
-            raise StoreUnavailable(
-                f"tube {self._tube.name!r}: waited {longest:g} s for an earlier call to finish"
-            )
-        try:
-            done = step(None)
-            on_commit(done)
-            return done
-        finally:
-            in_order.release()
+        return step(None)
 
     def read(self, look: Callable[[Any], T]) -> T:
         self._store.refresh()
@@ -134,7 +154,7 @@ class HostedPlace(Place):
         return lambda tx: done
 
     def forked(self) -> None:
-        self._in_order = threading.RLock()
+        super().forked()
         getattr(self._driver, "forked", lambda: None)()
 
 

@@ -42,6 +42,8 @@ class Store(Protocol):
     - ``exiting()`` is called as the interpreter ends, before ``close``;
     - ``migrate_sql(namespace)`` is for ``tubes migrate --sql``;
     - ``default_durability``, if that is not ``full``;
+    - ``longest_wait()``, if ``transact`` keeps no order of commits: a tube with callbacks then does one call at
+      a time, and this returns the most seconds that a call waits for those before it;
     - ``checks``: see ``tubes.doctor``.
     """
 

@@ -245,16 +245,16 @@ class RedisDriver:
 
     def do(self, tx: RedisTx, script: Script, *given: Argument, now: int = 0) -> Any:
         """Run one that writes."""
-        return tx.write(self, script, (self.flags, now, 0, *given))
+        return tx.run(self, script, (self.flags, now, 0, *given), is_repeatable=False)
 
     def look(self, tx: RedisTx, script: Script, *given: Argument, most: int = 0) -> Any:
-        """Run one that only reads; ``most``: see ``RedisTx``."""
-        return tx.read(self, script, (self.flags, 0, 0, *given), most)
+        """Run one that only reads; ``most``: see ``Runner.run``."""
+        return tx.run(self, script, (self.flags, 0, 0, *given), most, is_repeatable=True)
 
     # Within
 
     def _write(self, tx: RedisTx, script: Script, now: int, given: Sequence[Argument], most: int = 0) -> Any:
-        return tx.write(self, script, (self.flags, now, self._waiting(), *given), most)
+        return tx.run(self, script, (self.flags, now, self._waiting(), *given), most, is_repeatable=False)
 
     def _add_acks(self, given: list[Argument], refs: Sequence[Ref], owner: str | None) -> Leases:
         """Add each ack's arguments to ``given``; return the known tasks, which need not be read again."""

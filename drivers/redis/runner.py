@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from tubes.clock import Clock, ServerClock, SystemClock
 from tubes.driver import STEP_LIMIT, Features, TubeRecord, TubeType
@@ -75,7 +73,6 @@ class Runner(Renewable):
     # Life
 
     def _open(self) -> None:
-        self._orders: WeakKeyDictionary[object, threading.RLock] = WeakKeyDictionary()
         self._hub = Hub.enter(Server(self._url, self._namespace, self._patience))
         self.waiters, self.counts = self._hub.waiters, self._hub.counts
         try:
@@ -145,7 +142,11 @@ class Runner(Renewable):
         *,
         is_repeatable: bool,
     ) -> Any:
-        """Run a tube's script on the tube's node."""
+        """Run a tube's script on the tube's node.
+
+        ``most``: how many tasks it may answer with. The server is given time for these, and the arguments.
+        ``is_repeatable``: whether it is run again if its answer is lost, since it only reads.
+        """
         if driver.is_unmade and script is not scripts.OPEN:
             driver.make(RedisTx(self))
         keys = driver.keys_of(script)
@@ -172,15 +173,10 @@ class Runner(Renewable):
         while True:
             tries += 1
             try:
-                if on_commit is None:
-                    return work(RedisTx(self))
-                tx = RedisTx(self, in_order=True)
-                try:
-                    result = work(tx)
+                result = work(RedisTx(self))
+                if on_commit is not None:
                     on_commit(result)
-                    return result
-                finally:
-                    tx.end()
+                return result
             except NotAdmitted as error:
                 if tries >= MOST_TRIES:
                     raise Conflict(f"{self._what}: this session keeps being ended") from error
@@ -191,14 +187,6 @@ class Runner(Renewable):
                 pause_after(tries)
             except Refused as error:
                 raise translated(error, self._what, self._keys) from error
-
-    def hold(self, of: RedisDriver | Runner) -> threading.RLock:
-        """Take the lock on a tube's commits, or on all, and return it: callbacks come in that order."""
-        lock = self._orders.setdefault(of, threading.RLock())
-        longest = self._hub.nodes.longest
-        if not lock.acquire(timeout=longest):
-            raise StoreUnavailable(f"{self._what}: waited {longest:g} s for an earlier call to finish")
-        return lock
 
     def read(self, work: Callable[[Any], T]) -> T:
         self.refresh()

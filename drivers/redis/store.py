@@ -147,6 +147,10 @@ class RedisStore(Runner):
             option="durability",
         )
 
+    def longest_wait(self) -> float:
+        """Seconds to wait for an answer; in a tube with callbacks, also for the calls before this one."""
+        return self._hub.nodes.longest
+
     def transaction(self, on_commit: Callable[[], None]) -> AbstractContextManager[Any]:
         raise NotSupported(NO_TRANSACTIONS, option="unit")
 

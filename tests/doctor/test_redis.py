@@ -1031,12 +1031,13 @@ def test_a_tube_that_is_dropped_before_an_owner_is_listed_ends_no_repair(
     patient.do("DEL", "sessions")
 
     def late(self: Any, tx: Any, finding: Finding, **options: Any) -> Any:
-        def write(*given: Any) -> Any:
-            other.truncate()
-            other.drop()
-            return tx.write(*given)
+        def run(*given: Any, is_repeatable: bool) -> Any:
+            if not is_repeatable:
+                other.truncate()
+                other.drop()
+            return tx.run(*given, is_repeatable=is_repeatable)
 
-        return mend(self, SimpleNamespace(read=tx.read, write=write), finding, **options)
+        return mend(self, SimpleNamespace(run=run), finding, **options)
 
     monkeypatch.setattr(admissions, "mend", late)
     assert patient.doctor("--fix").status == 0

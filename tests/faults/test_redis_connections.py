@@ -110,10 +110,11 @@ def test_a_call_waits_for_the_one_before_it_no_longer_than_for_the_server(
         tube = queue.create_tube("jobs", "fifo", on_task_change=lambda task, event: None)
         store: Any = queue.store
         monkeypatch.setattr(store._hub.nodes, "longest", 0.01)
-        held = pool.submit(store.hold, tube.driver).result()
+        in_order: Any = tube.place
+        pool.submit(in_order._in_order.acquire).result()
         with pytest.raises(tubes.StoreUnavailable, match=r"waited 0\.01 s for an earlier call"):
             tube.put("x")
-        pool.submit(held.release).result()
+        pool.submit(in_order._in_order.release).result()
         assert tube.put("y").id == 1
 
 
