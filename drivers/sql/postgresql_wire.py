@@ -28,8 +28,8 @@ from tubes.interrupts import interruptible, postpone
 
 from ..forks import keep_from_children
 from ..retries import Lost
-from ..spinning import Spinner
 from .lending import Lender
+from .postgresql_spinning import Spinner
 from .statements import Row
 
 T = TypeVar("T")

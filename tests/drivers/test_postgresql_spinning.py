@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tubes.drivers.spinning import LEAST_SKIPS, Spinner
+from tubes.drivers.sql.postgresql_spinning import LEAST_SKIPS, Spinner
 
 Pair = tuple[socket.socket, socket.socket]
 
