@@ -107,7 +107,7 @@ class OrderedPlace(Place):
             in_order.release()
 
     def _do(self, step: Callable[[Any], T]) -> T:
-        return self._store.transact(step if self.is_realised else _begun(step))
+        return super().transact(step)
 
     def forked(self) -> None:
         self._in_order = threading.RLock()
