@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
 
@@ -105,9 +107,11 @@ class Sweeper:
             else:
                 try:
                     self._scheduler = self._started(when)
-                except Exception as error:
+                except BaseException as error:
                     # No thread can be started, or no file opened, just now: the next nudge tries again
                     self._next = inf
+                    if not isinstance(error, Exception):  # a greenlet's timeout
+                        raise
                     self._report(error)
 
     def _started(self, when: datetime) -> BackgroundScheduler:
@@ -121,8 +125,13 @@ class Sweeper:
             misfire_grace_time=None,
             coalesce=True,
         )
-        with whole_stacks():
-            scheduler.start()
+        try:
+            with whole_stacks():
+                scheduler.start()
+        except BaseException:  # perhaps raised while it waited for its thread, which runs
+            with suppress(SchedulerNotRunningError):
+                scheduler.shutdown(wait=False)
+            raise
         return scheduler
 
     def _run(self) -> None:

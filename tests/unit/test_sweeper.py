@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
-from faults.harness import ended, eventually, handler_that_raises, run
+from faults.harness import Struck, ended, eventually, handler_that_raises, run
 
 import tubes
 from tubes.clock import pause, real_monotonic
@@ -131,6 +131,30 @@ def test_a_thread_that_cannot_be_had_is_asked_for_again(
         pause(0.01)
     sweeper.stop()
     assert turns
+
+
+def test_a_thread_whose_start_is_interrupted_ends_and_another_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a greenlet's timeout, after the thread has begun to run."""
+    turns: list[str] = []
+    sweeper = Sweeper(lambda: turns.append(threading.current_thread().name))
+    start = BackgroundScheduler.start
+
+    def starts_and_is_interrupted(scheduler: BackgroundScheduler) -> None:
+        start(scheduler)
+        scheduler._thread.name = "first"
+        raise Struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundScheduler, "start", starts_and_is_interrupted)
+        with pytest.raises(Struck):
+            sweeper.nudge(0.0)
+    eventually(lambda: "first" not in [thread.name for thread in threading.enumerate()])
+    turns.clear()
+    sweeper.nudge(0.0)
+    eventually(lambda: len(turns) > 0)
+    sweeper.stop()
 
 
 def test_it_goes_on_when_the_main_thread_has_ended() -> None:
