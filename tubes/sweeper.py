@@ -18,6 +18,7 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
+from apscheduler.triggers.interval import IntervalTrigger
 
 from tubes.clock import real_monotonic, real_now
 from tubes.errors import StoreError
@@ -118,8 +119,7 @@ class Sweeper:
         scheduler = _Scheduler()
         scheduler.add_job(
             self._run,
-            "interval",
-            seconds=SWEEP_EVERY,
+            IntervalTrigger(seconds=SWEEP_EVERY, timezone=UTC),  # by its name a bundled program lacks it
             id="sweep",
             next_run_time=when,
             misfire_grace_time=None,

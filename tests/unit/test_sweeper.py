@@ -27,6 +27,18 @@ def test_what_is_due_in_a_hundred_thousand_years_is_nothing_to_hurry_for() -> No
     sweeper.stop()
 
 
+def test_it_runs_without_what_only_entry_points_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundled program has the modules that others import, and no other plugin of the scheduler."""
+    monkeypatch.setattr(BackgroundScheduler, "_trigger_plugins", {})
+    monkeypatch.setattr(BackgroundScheduler, "_trigger_classes", {})
+    turn = threading.Event()
+    sweeper = Sweeper(turn.set)
+    sweeper.nudge(0.0)
+    has_run = turn.wait(60)
+    sweeper.stop()
+    assert has_run
+
+
 @pytest.mark.parametrize(
     ("failures", "levels", "has_traceback"),
     [
