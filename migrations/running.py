@@ -101,10 +101,13 @@ def config(namespace: str) -> Config:
 
     made = Config()
     folder = Path(__file__).parent
-    if not folder.is_dir():
-        raise StoreUnavailable(
-            f"the schema cannot be made: tubes is imported from an archive, and Alembic needs a folder {folder}"
-        )
+    if not (folder / "env.py").is_file():
+        if not (folder / "env.pyc").is_file():
+            raise StoreUnavailable(
+                "the schema cannot be made: tubes is imported from an archive, or compiled into a program, and "
+                f"Alembic needs the files of {folder}"
+            )
+        made.set_main_option("sourceless", "true")  # not always: it would find what is left of removed files
     # The folder itself: for "tubes.migrations:" Alembic would register one more exit function each time.
     made.set_main_option("script_location", str(folder).replace("%", "%%"))
     made.attributes["namespace"] = namespace

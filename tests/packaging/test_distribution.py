@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -155,6 +156,16 @@ def test_from_an_archive_no_schema_is_made_and_the_error_says_so(wheel: Path, tm
     file, said = run(sys.executable, "-c", IN_AN_ARCHIVE, cwd=tmp_path, PYTHONPATH=str(wheel)).splitlines()
     assert Path(file).is_relative_to(wheel)
     assert "tubes is imported from an archive" in said
+
+
+def test_without_its_source_files_the_installed_wheel_makes_a_schema(installed: Path, tmp_path: Path) -> None:
+    """As cx_Freeze bundles it: compiled modules, where the source files would be."""
+    bundled = shutil.copytree(installed, tmp_path / "bundled", ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(bundled, quiet=1, legacy=True)
+    for source in bundled.rglob("*.py"):
+        source.unlink()
+    file, _ = run(sys.executable, "-c", WORK, cwd=tmp_path, PYTHONPATH=str(bundled)).split()
+    assert file == str(bundled / "tubes" / "__init__.pyc")
 
 
 def test_without_the_metadata_of_the_package_the_error_says_that_it_is_missing(
