@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from tubes.interrupts import guarded
@@ -90,14 +91,19 @@ _sees_to_exit = 0
 
 
 def see_to_exit() -> None:
-    """Have the queues closed at a multiprocessing child's end: it skips the interpreter's exit functions."""
-    global _sees_to_exit
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and _sees_to_exit != os.getpid() and process.parent_process() is not None:
-        _sees_to_exit = os.getpid()
-        from multiprocessing.util import Finalize  # a child has it loaded; elsewhere it would load much
+    """Have the queues closed at a multiprocessing child's end: it skips the interpreter's exit functions.
 
-        Finalize(None, _at_end_of_child, exitpriority=AFTER_ALL)
+    ``multiprocess`` is a copy of that package, which pathos and Hugging Face's datasets use.
+    """
+    global _sees_to_exit
+    if _sees_to_exit == os.getpid():
+        return
+    for package in ("multiprocessing", "multiprocess"):  # one may have started a child of the other
+        parent = getattr(sys.modules.get(f"{package}.process"), "parent_process", lambda: None)
+        if parent() is not None:
+            _sees_to_exit = os.getpid()
+            util = import_module(f"{package}.util")  # a child has it loaded; elsewhere it would load much
+            util.Finalize(None, _at_end_of_child, exitpriority=AFTER_ALL)
 
 
 def _at_end_of_child() -> None:

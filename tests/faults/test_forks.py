@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -186,6 +187,46 @@ def test_what_a_child_of_multiprocessing_did_is_counted(connect: Connect, db: Pa
     child.join(30)
     assert child.exitcode == 0
     assert tube.statistics()["calls"]["ack"] == 5
+
+
+CHILD_OF_A_COPY = """
+import multiprocess, sys, tubes
+assert multiprocess.__file__.startswith(sys.path[0])
+
+def do_all():
+    jobs = tubes.connect(sys.argv[1]).tube.jobs
+    jobs.ack_many(jobs.take_many(5, timeout=0))
+
+def have_a_child_do_all(context):
+    child = context.Process(target=do_all)
+    child.start()
+    child.join(30)
+
+if sys.argv[2] == "nested":
+    import multiprocessing
+    parent = multiprocessing.get_context("fork").Process(
+        target=have_a_child_do_all, args=(multiprocess.get_context("fork"),)
+    )
+    parent.start()
+    parent.join(60)
+else:
+    have_a_child_do_all(multiprocess.get_context("fork"))
+"""
+
+
+@pytest.mark.parametrize("place", ["direct", "nested"])
+def test_what_a_child_of_multiprocess_did_is_counted(
+    connect: Connect, db: Path, tmp_path: Path, place: str
+) -> None:
+    """That package is a copy of multiprocessing under another name, as one is made here."""
+    tube = connect(sweep=False).create_tube("jobs", "fifo")
+    tube.put_many(range(5))
+    shutil.copytree(Path(multiprocessing.__file__).parent, tmp_path / "copy" / "multiprocess")
+    program = tmp_path / "copy" / "program.py"
+    program.write_text(CHILD_OF_A_COPY, encoding="utf-8")
+    subprocess.run([sys.executable, program, f"sqlite:///{db}", place], timeout=110, check=True)
+    statistics = tube.statistics()
+    assert (statistics["tasks"]["total"], statistics["calls"]["ack"]) == (0, 5)
 
 
 def do_all(url: str) -> None:
