@@ -223,7 +223,7 @@ class Tubes:
         return self.__queue.get_tube(name)
 
     def __getattr__(self, name: str) -> Coroutine[Any, Any, Tube]:
-        if name.startswith("__"):
+        if name.startswith(("__", "_ipython_", "_repr_")):  # what Python or a notebook asks for
             raise AttributeError(name)
         return self.__queue.get_tube(name)
 

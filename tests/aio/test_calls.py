@@ -36,7 +36,8 @@ async def test_a_tube_is_opened_by_name_as_an_item_or_an_attribute(url: str) -> 
             list(queue.tube)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="'Tubes'"):
             assert "jobs" in queue.tube  # type: ignore[misc]
-        assert not hasattr(queue.tube, "__wrapped__"), "what Python asks for is no coroutine"
+        for asked in ("__wrapped__", "_ipython_display_", "_repr_html_"):
+            assert not hasattr(queue.tube, asked), "what Python or a notebook asks for is no coroutine"
 
 
 @awaited
