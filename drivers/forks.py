@@ -22,7 +22,7 @@ class HasSocket(Protocol):
 _connections: weakref.WeakKeyDictionary[HasSocket, int] = weakref.WeakKeyDictionary()
 """The connections, and the process that made each."""
 
-_ended: list[int] = []
+_ended: list[tuple[int, os.stat_result]] = []
 """The descriptor of a socket whose other end is closed: a child gets it in place of each inherited socket."""
 
 _inherited: list[HasSocket] = []
@@ -32,11 +32,18 @@ does not have may have been in the middle of using one."""
 
 def keep_from_children(connection: HasSocket) -> None:
     """Cut a connection off in each child forked from now on. OSError if no descriptor is available."""
-    if not _ended:
+    if not _is_ended_open():
         ended, other = socket.socketpair()
         other.close()
-        _ended.append(ended.detach())  # it stays open until the process ends
+        _ended[:] = [(fd := ended.detach(), os.fstat(fd))]  # it stays open until the process ends
     _connections[connection] = os.getpid()
+
+
+def _is_ended_open() -> bool:
+    """Whether there is that socket. A program that became a daemon may have closed all that was open."""
+    with suppress(OSError):
+        return any(os.path.samestat(os.fstat(fd), made) for fd, made in _ended)
+    return False
 
 
 def cut_off() -> None:
@@ -47,7 +54,7 @@ def cut_off() -> None:
         del _connections[connection]
         _inherited.append(connection)
         with suppress(Exception):  # it is closed
-            os.dup2(_ended[0], connection.fileno(), inheritable=False)
+            os.dup2(_ended[0][0], connection.fileno(), inheritable=False)
 
 
 os.register_at_fork(after_in_child=cut_off)

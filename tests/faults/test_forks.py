@@ -9,6 +9,7 @@ import multiprocessing.util
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -152,6 +153,30 @@ def test_multiprocessing_children_work_on_their_own(connect: Connect) -> None:
         assert worker.exitcode == 0
     assert sorted(data for data in got if data != "end") == list(range(40))
     assert tube.statistics()["tasks"]["total"] == 0
+
+
+def test_a_child_of_a_daemon_that_closed_all_descriptors_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gets in place of a connection to a server is nothing that has since got that number."""
+    forks = importlib.import_module("tubes.drivers.forks")
+    monkeypatch.setattr(forks, "_ended", [])
+    ours, other = socket.socketpair()
+    with ours, other:
+        ended = os.dup(ours.fileno())  # the lowest number that is free
+        os.close(ended)
+        forks.keep_from_children(ours)
+        os.close(ended)
+        reads, writes = os.pipe()  # the daemon goes on to open others
+        assert reads == ended
+        forks.keep_from_children(ours)
+
+        def write() -> list[Any]:
+            with pytest.raises(BrokenPipeError):
+                os.write(ours.fileno(), b"x")
+            return ["refused"]
+
+        assert in_child(write) == ["refused"]
+        os.close(reads)
+        os.close(writes)
 
 
 def test_a_child_that_is_forked_in_a_callback_has_callbacks_of_its_own(connect: Connect) -> None:
