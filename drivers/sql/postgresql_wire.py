@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
-from psycopg.adapt import Transformer
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq.abc import PGresult
+from psycopg.types import bool as bools
+from psycopg.types import numeric, string
 
 from tubes.errors import BadOption, StoreError, StoreUnavailable
 from tubes.interrupts import interruptible, postpone
@@ -105,6 +107,12 @@ NOT_SUPPORTED = "0A000"
 READ_ONLY = "25006"
 """Nothing may be written: on a standby, or by the role's or the database's setting at connection time."""
 
+ADAPTERS = AdaptersMap(types=psycopg.adapters.types)
+"""What reads our results: an application may have others in psycopg's own for its own statements."""
+
+for _of_types in (bools, numeric, string):
+    _of_types.register_default_adapters(ADAPTERS)
+
 
 class Refused(Exception):
     """The server refused a statement; the connection is fine. ``code`` is the SQLSTATE."""
@@ -152,7 +160,7 @@ class Wire:
         self._poll_to_send = select.poll()
         self._poll_to_send.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._prepared: dict[str, bytes] = {}
-        self._transformer = Transformer(self._connection)
+        self._transformer = Transformer(ADAPTERS)
         self._names = map(f"t{os.urandom(4).hex()}_{{}}".format, itertools.count())
         """For prepared statements, unique: behind an unnoticed pooler, others' of the same name would run."""
         self.is_lost = self.is_read_only = False
@@ -504,11 +512,11 @@ def _sent(value: Any) -> bytes | None:
     if type(value) is bool:
         return b"t" if value else b"f"
     if type(value) is list:
-        return _array(value)
+        return array(value)
     return str(value).encode()
 
 
-def _array(values: list[Any]) -> bytes:
+def array(values: Sequence[Any]) -> bytes:
     """Values as an array in PostgreSQL's text format. If all are of one type, they are converted together."""
     kinds = {*map(type, values)}
     if kinds == {int}:

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from faults.harness import eventually, run
+from psycopg.adapt import Loader
 from psycopg.conninfo import make_conninfo
 from servers import conninfo, cut
 from tubes.drivers.sql import postgresql_listener
@@ -283,6 +284,36 @@ def test_what_a_role_is_set_to_is_not_meant_for_our_statements(postgres_db: str)
         wire.lender()
         wire.clean_up()
     wire.close()
+
+
+class AsText(Loader):
+    """An application's own way to read values."""
+
+    def load(self, data: Any) -> str:
+        return bytes(data).decode()
+
+
+@pytest.fixture
+def theirs() -> Iterator[None]:
+    """An application has registered ways of its own to read what comes from a server, for all new connections."""
+    oids = [psycopg.adapters.types[name].oid for name in ("int8", "bool", "text", "bytea")]
+    kept = {oid: psycopg.adapters.get_loader(oid, psycopg.pq.Format.TEXT) for oid in oids}
+    for oid in oids:
+        psycopg.adapters.register_loader(oid, AsText)
+    yield
+    for oid, loader in kept.items():
+        assert loader is not None
+        psycopg.adapters.register_loader(oid, loader)
+
+
+@pytest.mark.usefixtures("theirs")
+def test_what_an_application_reads_values_as_is_not_meant_for_our_statements(postgres_db: str) -> None:
+    with tubes.connect(postgres_db, migrate=True) as queue:
+        jobs = queue.create_tube("jobs", "fifottl", ttr=60)
+        jobs.put_many([b"\x00", "text"])
+        assert [jobs.ack(task).data for task in jobs.take_many(2, timeout=0)] == [b"\x00", "text"]
+        with queue.transaction() as unit:
+            assert unit.connection.scalar(sa.text("SELECT CAST(1 AS bigint)")) == "1"
 
 
 @pytest.mark.parametrize("how", ["lost", "inherited"])
