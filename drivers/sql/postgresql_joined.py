@@ -14,20 +14,23 @@ from tubes.errors import BadOption
 
 from .joined import JoinedTx, autocommits, driver_connection, read_only
 from .postgresql_errors import translated
-from .postgresql_wire import FAILED_BEFORE, FAILING, HAS_TRIGGERS, LOST_CODES, Refused, without_triggers
+from .postgresql_wire import (
+    FAILED_BEFORE,
+    FAILING,
+    HAS_TRIGGERS,
+    LOST_CODES,
+    Refused,
+    array,
+    without_triggers,
+)
 from .statements import Row, Statement
 from .tx import inserted_ids
 
 Identity = tuple[str, int, int | None]
 
 IS_READ_ONLY = "current_setting('transaction_read_only')"
-TAKES_ARRAYS = (
-    "current_setting('array_nulls') = 'on' AND current_setting('standard_conforming_strings') = 'on'"
-)
-"""Else a NULL in an array is read as the text NULL, or psycopg doubles the backslashes of bytes in one.
-
-These settings are the user's, and are left as they are.
-"""
+TAKES_ARRAYS = "current_setting('array_nulls') = 'on'"
+"""Else a NULL in an array is read as the text NULL. The setting is the user's, and is left as it is."""
 
 A_BYTE = "CAST('a' AS bytea)"
 """With ``bytea_output = escape`` pg8000 silently reads other bytes than were stored."""
@@ -85,7 +88,9 @@ class PostgresJoinedTx(JoinedTx):
         if len(given) == 1 or batch is None or not self._takes_arrays:
             return super().insert(statement, given)
         self._keep(given[0][0])
-        columns = [[*column] for column in zip(*given, strict=True)]
+        columns: list[Any] = [[*column] for column in zip(*given, strict=True)]
+        if self._style in ("pyformat", "format"):  # applications may have such drivers send lists as JSON
+            columns = [array(column).decode() for column in columns]
         return inserted_ids(self.rows(batch, *columns), len(given))
 
     def only_insert(self, statement: Statement, given: Row) -> int:
@@ -121,7 +126,11 @@ def begin(connection: sa.Connection, namespace: str, what: str) -> tuple[Postgre
     started, database, table, is_read_only, byte, has_triggers, takes_arrays, has_snapshot = row
     if is_read_only == "on":
         raise read_only(what)
-    if bytes(byte) != b"a":
+    if type(database) is not int:  # an application may have it read numbers or bytes as something else
+        raise BadOption(
+            f"this connection reads bigint as {type(database).__name__}, not int", option="connection"
+        )
+    if not isinstance(byte, (bytes, bytearray, memoryview)) or bytes(byte) != b"a":
         raise BadOption(
             "this connection's driver reads bytes only if its bytea_output is hex", option="connection"
         )

@@ -45,7 +45,8 @@ SNAPSHOT_TOO_OLD = "TB002"
 
 TYPES = {
     **dict.fromkeys(("data", "event", "host", "name", "options", "owner", "session", "state", "type", "utube"), "text"),
-    **dict.fromkeys(("busy", "bytes", "ids", "leases", "limit", "ms", "near", "temporary"), ""),
+    **dict.fromkeys(("busy", "ids", "leases"), "json"),
+    **dict.fromkeys(("bytes", "limit", "ms", "near", "temporary"), ""),
     "front": "smallint",
     "token": "integer",
 }  # fmt: skip

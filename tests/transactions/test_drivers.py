@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from psycopg.types.json import JsonDumper
+from psycopg.types.string import StrDumper, TextLoader
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -103,6 +105,38 @@ def test_bytes_are_read_as_they_were_put_or_not_at_all(postgres_place: Place, pl
 
     play(scene)
     assert taken + [task.data for task in tube.tasks("r")] == [b"abcdef"]
+
+
+def test_values_are_sent_as_ours_whatever_an_application_makes_of_them(postgres_place: Place) -> None:
+    """Such as JSON of lists, or a text that PostgreSQL takes for nothing else."""
+    engine, tube = sa.create_engine(postgres_place.url), postgres_place.tube("utubettl")
+
+    @sa.event.listens_for(engine, "connect")
+    def register(raw: Any, _: object) -> None:
+        raw.adapters.register_dumper(list, JsonDumper)
+        raw.adapters.register_dumper(str, StrDumper)
+
+    payloads = [b"\\x00", "'", {"a": 1}]
+    with engine.begin() as connection:
+        tube.put_many(payloads, utube="x", connection=connection)
+        for payload in payloads:
+            taken = tube.take_many(2, timeout=0, connection=connection)
+            assert [task.data for task in taken] == [payload]
+            assert len(tube.ack_many(taken, connection=connection)) == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["int8", "bytea"])
+def test_a_connection_that_reads_values_in_another_way_is_refused(postgres_place: Place, name: str) -> None:
+    engine, tube = sa.create_engine(postgres_place.url), postgres_place.tube()
+
+    @sa.event.listens_for(engine, "connect")
+    def register(raw: Any, _: object) -> None:
+        raw.adapters.register_loader(name, TextLoader)
+
+    with engine.connect() as connection, pytest.raises(tubes.BadOption, match="reads b"):
+        tube.put("never", connection=connection)
+    engine.dispose()
 
 
 @pytest.mark.slow
