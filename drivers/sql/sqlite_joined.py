@@ -63,6 +63,8 @@ def begin(
         file = _main_file(connection)
         is_query_only = connection.exec_driver_sql("PRAGMA query_only").scalar_one()
         has_recursion = connection.exec_driver_sql("PRAGMA recursive_triggers").scalar_one()
+        if isinstance(file, bytes):
+            raise BadOption("tubes needs a connection whose text_factory makes str", option="connection")
         if not file or os.path.realpath(file) != path:
             raise BadOption(
                 f"this connection is to {file or 'a database in memory'}, but the queue is on {what}",
@@ -126,9 +128,10 @@ def _raw(connection: sa.Connection) -> Any:
     return driver_connection(connection.dialect, connection.connection)
 
 
-def _main_file(connection: sa.Connection) -> str | None:
+def _main_file(connection: sa.Connection) -> str | bytes | None:
+    """The file of its database; bytes, if that is what its text_factory makes."""
     found = connection.exec_driver_sql("PRAGMA database_list").all()
-    return next((file for _number, name, file in found if name == "main"), None)
+    return next((file for _number, name, file in found if name in ("main", b"main")), None)
 
 
 def _is_autocommit(raw: Any) -> bool:
@@ -148,7 +151,7 @@ def _begin_before_savepoint(connection: sa.Connection, _: str | None) -> None:
     if raw.in_transaction or _is_autocommit(raw):
         return
     file = _main_file(connection)
-    if file and SharedFile.is_open(file):
+    if file and SharedFile.is_open(os.fsdecode(file)):
         connection.exec_driver_sql("BEGIN")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -446,6 +446,16 @@ def test_recursive_triggers_are_refused(sqlite_place: Place) -> None:
         connection.execute(sa.text("PRAGMA recursive_triggers=ON"))
         refused(tube, connection, "recursive_triggers=OFF")
         connection.execute(sa.text("PRAGMA recursive_triggers=OFF"))
+
+
+def test_a_connection_that_reads_text_as_bytes_is_refused(sqlite_place: Place) -> None:
+    tube = sqlite_place.tube()
+    with sqlite_place.engine.connect() as connection:
+        cast(Any, connection.connection.dbapi_connection).text_factory = bytes
+        refused(tube, connection, "text_factory")
+        connection.begin_nested().rollback()
+        refused(tube, connection, "text_factory")
+        connection.invalidate()  # nobody else gets it
 
 
 @pytest.mark.parametrize("type", ["fifo", "limfifottl", "utubettl"])
