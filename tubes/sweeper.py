@@ -98,6 +98,7 @@ class Sweeper:
         at = real_monotonic() + seconds
         if at >= self._next:
             return
+        failed: Exception | None = None
         with self._lock:
             if at >= self._next or self._stopped:
                 return
@@ -113,7 +114,9 @@ class Sweeper:
                     self._next = inf
                     if not isinstance(error, Exception):  # a greenlet's timeout
                         raise
-                    self._report(error)
+                    failed = error
+        if failed is not None:  # only now: a log handler may put what it is told into a tube, and so nudge
+            self._report(failed)
 
     def _started(self, when: datetime) -> BackgroundScheduler:
         scheduler = _Scheduler()
@@ -158,7 +161,7 @@ class Sweeper:
             self._failure = failure
             level = logging.WARNING if is_known else logging.ERROR
             says = "a background sweep failed, and is tried again every %s s: %s"
-            log.log(level, says, SWEEP_EVERY, error, exc_info=not is_known)
+            log.log(level, says, SWEEP_EVERY, error, exc_info=None if is_known else error)
 
     def stop(self, *, wait: bool = True) -> None:
         """End the background thread; with ``wait``, wait for a running sweep, unless that is the caller."""

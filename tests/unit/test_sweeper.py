@@ -136,13 +136,36 @@ def test_a_thread_that_cannot_be_had_is_asked_for_again(
     with monkeypatch.context() as patch:
         patch.setattr(BackgroundScheduler, "start", fails)
         sweeper.nudge(0.0)
-    assert "can't start new thread" in caplog.text
+    assert "RuntimeError: can't start new thread" in caplog.text  # with its traceback
     sweeper.nudge(0.0)
     deadline = real_monotonic() + 60
     while not turns and real_monotonic() < deadline:
         pause(0.01)
     sweeper.stop()
     assert turns
+
+
+def test_a_log_handler_may_put_into_the_queue_that_cannot_have_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A put nudges: in a thread of its own, so that one that waits for itself fails the test alone."""
+    sweeper = Sweeper(lambda: None)
+
+    def fails(scheduler: BackgroundScheduler) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Puts(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            sweeper.nudge(0.0)
+
+    monkeypatch.setattr(BackgroundScheduler, "start", fails)
+    logger, handler = logging.getLogger("tubes.sweeper"), Puts()
+    logger.addHandler(handler)
+    nudging = threading.Thread(target=sweeper.nudge, args=(0.0,), daemon=True)
+    nudging.start()
+    nudging.join(10)
+    logger.removeHandler(handler)
+    assert not nudging.is_alive()
 
 
 def test_a_thread_whose_start_is_interrupted_ends_and_another_is_started(
