@@ -53,19 +53,29 @@ class Lender:
     def lend(self, store: Store, unit: Unit) -> sa.Connection:
         """Return the connection of a unit's transaction, always the same; it is the unit's until ``take_back``."""
         if self._lent is None:
-            with self._stand_in(self._raw) as self._used:
-                connection = self._engine.connect()
-                self._use(connection, self._used)
-                joined = Joined(lambda _: True)  # its unit's transaction checks that
-                joined.is_lent = True
-                joined.units[store] = self._unit = unit
-                connection.info[KEY] = joined
-                connection.begin()  # so that a Session on it leaves the commit to others
-                self._use(connection, self._raw)
+            try:
+                connection = self._begun(store, unit)
+            except BaseException:  # of an application's listener
+                self._engine.dispose()  # its pool may have the stand-in, which is closed
+                raise
             for end in ENDS:  # before SQLAlchemy takes its transaction as ended
                 vars(connection)[end] = self._refuse
             self._lent = connection
         return self._lent
+
+    def _begun(self, store: Store, unit: Unit) -> sa.Connection:
+        """Make the connection to lend, with a transaction of SQLAlchemy's begun on it."""
+        with self._stand_in(self._raw) as self._used:
+            connection = self._engine.connect()
+            self._use(connection, self._used)
+            joined = Joined(lambda _: True)  # its unit's transaction checks that
+            joined.is_lent = True
+            joined.units[store] = self._unit = unit
+            connection.info[KEY] = joined
+            if not connection.in_transaction():  # a listener may have executed something
+                connection.begin()  # so that a Session on it leaves the commit to others
+            self._use(connection, self._raw)
+        return connection
 
     def _use(self, connection: sa.Connection, raw: Any) -> None:
         """Put a database connection under SQLAlchemy's, now and for when it is lent again."""

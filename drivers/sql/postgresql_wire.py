@@ -545,8 +545,8 @@ def _in_array(value: Any) -> bytes:
 @contextmanager
 def _that_goes_on(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
     """The connection, with its transaction kept open whatever an application does to each new connection."""
-    kept: dict[str, Any] = {"commit": lambda: None, "rollback": lambda: None}
-    vars(connection).update(kept)
+    kept = ("commit", "rollback", "set_autocommit", "set_isolation_level", "set_read_only", "set_deferrable")
+    vars(connection).update({name: lambda *_: None for name in kept})
     try:
         yield connection
     finally:

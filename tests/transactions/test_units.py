@@ -843,26 +843,75 @@ def test_what_an_application_does_to_all_connections_is_not_done_to_a_unit_s(sql
         assert unit.connection.scalar(sa.text("PRAGMA locking_mode")) == "normal"
 
 
+@pytest.mark.parametrize("how", ["commit", "autocommit"])
 def test_an_application_that_commits_each_new_connection_does_not_commit_a_unit(
-    postgres_place: Place,
+    postgres_place: Place, how: str
 ) -> None:
     """psycopg requires that of whoever sets something for longer than a transaction."""
 
     def tune(raw: Any, _: object) -> None:
+        if how == "autocommit":
+            raw.autocommit = True
         raw.execute("SET TIME ZONE 'UTC'")
-        raw.commit()
+        if how == "autocommit":
+            raw.autocommit = False
+        else:
+            raw.commit()
 
-    tube = postgres_place.tube()
+    postgres_place.tube()
+    queue = postgres_place.connect(busy_timeout=7 if how == "commit" else 8)  # with connections of its own
+    tube = queue.tube.jobs
     sa.event.listen(sa.Engine, "connect", tune)
     try:
-        with pytest.raises(Stop), postgres_place.queue.transaction() as unit:
+        with pytest.raises(Stop), queue.transaction() as unit:
             tube.put("x", unit=unit)
             assert unit.connection.scalar(sa.text("SELECT 1")) == 1
             raise Stop
     finally:
         sa.event.remove(sa.Engine, "connect", tune)
     assert tube.tasks("r") == []
-    with postgres_place.queue.transaction() as unit:
+    with queue.transaction() as unit:
         tube.put("y", unit=unit)
         unit.connection.execute(sa.text("SELECT 1"))
     assert [task.data for task in tube.tasks("r")] == ["y"]
+
+
+def test_an_application_may_execute_something_on_each_connection_it_gets(place: Place) -> None:
+    def ping(connection: sa.Connection) -> None:
+        assert connection.scalar(sa.text("SELECT 1")) == 1
+
+    tube = place.tube()
+    sa.event.listen(sa.Engine, "engine_connect", ping)
+    try:
+        for _ in range(2):
+            with place.queue.transaction() as unit:
+                tube.put("x", unit=unit)
+                assert unit.connection.scalar(sa.text("SELECT 2")) == 2
+            with pytest.raises(Stop), place.queue.transaction() as unit:
+                tube.put("never", connection=unit.connection)
+                raise Stop
+    finally:
+        sa.event.remove(sa.Engine, "engine_connect", ping)
+    assert place.changes == [("put", "x")] * 2
+
+
+def test_a_unit_has_a_connection_again_after_an_application_has_refused_one(place: Place) -> None:
+    """As where its listener needs to know for whom a connection is."""
+    refusals = [Stop()]
+
+    def check(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT 1"))
+        if refusals:
+            raise refusals.pop()
+
+    tube = place.tube()
+    sa.event.listen(sa.Engine, "engine_connect", check)
+    try:
+        with pytest.raises(Stop), place.queue.transaction() as unit:
+            unit.connection.execute(sa.text("SELECT 1"))
+        with place.queue.transaction() as unit:
+            tube.put("x", unit=unit)
+            assert unit.connection.scalar(sa.text("SELECT 2")) == 2
+    finally:
+        sa.event.remove(sa.Engine, "engine_connect", check)
+    assert place.changes == [("put", "x")]
