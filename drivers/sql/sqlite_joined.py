@@ -59,6 +59,13 @@ def begin(
     The connection is examined with PRAGMAs alone: in an open transaction, a SELECT would take the snapshot,
     and its first write would then fail if anybody has written since; a write that comes first waits.
     """
+    dbapi: Any = connection.dialect.loaded_dbapi
+    if dbapi.Error is not sqlite3.Error:  # POSIX locks keep out other processes only
+        raise BadOption(
+            "this connection's driver has a SQLite of its own, which does not heed the locks that Python's sqlite3 "
+            "has in this process: both would write at once, and damage the file",
+            option="connection",
+        )
     try:
         file = _main_file(connection)
         is_query_only = connection.exec_driver_sql("PRAGMA query_only").scalar_one()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -446,6 +448,16 @@ def test_recursive_triggers_are_refused(sqlite_place: Place) -> None:
         connection.execute(sa.text("PRAGMA recursive_triggers=ON"))
         refused(tube, connection, "recursive_triggers=OFF")
         connection.execute(sa.text("PRAGMA recursive_triggers=OFF"))
+
+
+def test_a_connection_with_another_sqlite_is_refused(sqlite_place: Place) -> None:
+    """As of pysqlite3. Two in one process do not see each other's locks."""
+    other = ModuleType("other")
+    vars(other).update(vars(sqlite3.dbapi2) | {"Error": type("Error", (Exception,), {})})
+    engine, tube = sa.create_engine(sqlite_place.url, module=other), sqlite_place.tube()
+    with engine.connect() as connection:
+        refused(tube, connection, "a SQLite of its own")
+    engine.dispose()
 
 
 def test_a_connection_that_reads_text_as_bytes_is_refused(sqlite_place: Place) -> None:
