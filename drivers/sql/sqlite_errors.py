@@ -15,6 +15,9 @@ from tubes.errors import (
     TubeError,
 )
 
+BUSY_SNAPSHOT, IOERR_FSYNC, IOERR_SHMSIZE, IOERR_SHMMAP = 517, 1034, 4874, 5386
+"""SQLite's extended codes, which pysqlite3 does not name: an application may have put that in sqlite3's place."""
+
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_READONLY: "it is read-only",
@@ -22,7 +25,7 @@ _REASONS = {
     sqlite3.SQLITE_CORRUPT: "it is damaged, or its disk cannot be read",  # SQLite says this for EIO, too
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened (is it a file, in a folder that exists and is writable, "
     "on a disk with room and inodes left, its name shorter than 248 bytes and its path than 505?)",
-    sqlite3.SQLITE_IOERR_SHMMAP: "its file system cannot share memory (mergerfs can, with cache.files=partial)",
+    IOERR_SHMMAP: "its file system cannot share memory (mergerfs can, with cache.files=partial)",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written, or has no room or quota left",
     sqlite3.SQLITE_PERM: "access is denied",
     sqlite3.SQLITE_AUTH: "access is denied",
@@ -37,7 +40,7 @@ ENDED = (
 )
 """Why a transaction is over too early. SQLite does not tell which of these it was."""
 
-_AFTER_WRITING = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
+_AFTER_WRITING = (IOERR_FSYNC, IOERR_SHMSIZE, IOERR_SHMMAP)
 """Errors of a commit that is complete in the log: syncing the log failed, or its index in memory cannot grow.
 
 SQLite then forgets the commit. But if all processes that had the file open are killed, the next one reads the
@@ -67,14 +70,14 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, what: str) -> TubeErro
         said = error.object.decode(errors="replace")
         return StoreUnavailable(f"{what} cannot be used: it is damaged ({said})")
     code, base = getattr(error, "sqlite_errorcode", 0), base_code(error)
-    if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
+    if code == BUSY_SNAPSHOT:
         return StoreBusy(
             f"{what} was changed by others since this transaction read it, so it cannot write: "
             "roll it back and try again, or begin it with BEGIN IMMEDIATE"
         )
     if is_busy(error):
         return StoreBusy(f"{what} is locked by another connection")
-    if code == sqlite3.SQLITE_CONSTRAINT_CHECK and str(error).endswith(_HAS_TUBE):
+    if base == sqlite3.SQLITE_CONSTRAINT and str(error).endswith(_HAS_TUBE):
         return NoSuchTube("(dropped)")
     if base == sqlite3.SQLITE_TOOBIG:
         return StoreError(f"the payload is larger than {what} can store: {error}")

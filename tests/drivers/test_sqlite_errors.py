@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from importlib.util import find_spec, module_from_spec
 
 import pytest
 from tubes.drivers.sql.sqlite_errors import translated
@@ -23,3 +24,19 @@ def test_an_io_error_is_told_by_what_failed(code: int, said: str) -> None:
     error.sqlite_errorcode = code
     found = translated(error, "it")
     assert isinstance(found, tubes.StoreUnavailable) and said in str(found)
+
+
+def test_a_module_in_the_place_of_sqlite3_need_not_name_or_tell_extended_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As pysqlite3 does not, which brings a newer SQLite than the system's."""
+    for name, code in [*vars(sqlite3).items()]:
+        if name.startswith("SQLITE_") and code > 0xFF:
+            monkeypatch.delattr(sqlite3, name)
+    spec = find_spec("tubes.drivers.sql.sqlite_errors")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    error = sqlite3.IntegrityError("CHECK constraint failed: tubes_task_has_tube")
+    error.sqlite_errorcode = sqlite3.SQLITE_CONSTRAINT
+    assert isinstance(module.translated(error, "it"), tubes.NoSuchTube)
