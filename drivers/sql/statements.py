@@ -45,7 +45,7 @@ SNAPSHOT_TOO_OLD = "TB002"
 
 TYPES = {
     **dict.fromkeys(("data", "event", "host", "name", "options", "owner", "session", "state", "type", "utube"), "text"),
-    **dict.fromkeys(("busy", "ids", "leases"), "json"),
+    **dict.fromkeys(("busy", "ids", "leases"), r"text\:\:json"),
     **dict.fromkeys(("bytes", "limit", "ms", "near", "temporary"), ""),
     "front": "smallint",
     "token": "integer",
@@ -53,7 +53,7 @@ TYPES = {
 """The types of parameters on a server, unless bigint; empty: what the server finds by itself.
 
 It is told the others, so that a text is compared as text: for varchar, which some drivers of users send, they
-may have an operator of their own that fits better.
+may have an operator of their own that fits better. JSON is sent as text, which no driver encodes once more.
 """
 
 # Where a task is

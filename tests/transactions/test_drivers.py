@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -124,6 +125,33 @@ def test_values_are_sent_as_ours_whatever_an_application_makes_of_them(postgres_
             assert [task.data for task in taken] == [payload]
             assert len(tube.ack_many(taken, connection=connection)) == 1
     engine.dispose()
+
+
+def test_json_is_not_encoded_once_more_where_an_application_has_asyncpg_encode_it(
+    postgres_place: Place,
+) -> None:
+    """As asyncpg's documentation shows."""
+    tube = postgres_place.tube("utubettl")
+
+    async def main() -> list[tubes.Task]:
+        engine = create_async_engine(url_for(postgres_place, "asyncpg"))
+
+        @sa.event.listens_for(engine.sync_engine, "connect")
+        def register(raw: Any, _: object) -> None:
+            codec = {"encoder": json.dumps, "decoder": json.loads, "schema": "pg_catalog"}
+            raw.run_async(lambda connection: connection.set_type_codec("json", **codec))
+
+        def put_and_ack(connection: sa.Connection) -> list[tubes.Task]:
+            tube.put("one", utube="a", connection=connection)
+            tube.put("two", utube="b", connection=connection)
+            return tube.ack_many(tube.take_many(2, timeout=0, connection=connection), connection=connection)
+
+        async with engine.begin() as connection:
+            done = await connection.run_sync(put_and_ack)
+        await engine.dispose()
+        return done
+
+    assert [task.data for task in asyncio.run(main())] == ["one", "two"]
 
 
 @pytest.mark.parametrize("name", ["int8", "bytea"])
