@@ -230,11 +230,13 @@ def connection_of(given: Any) -> sa.Connection:
             f"connection must be a SQLAlchemy Connection or Session, or its async twin, not {shown(given)}",
             option="connection",
         )
-    if given.closed:
+    # of a proxy that passes for it, such as werkzeug's, the connection itself: entering it does nothing else
+    connection: sa.Connection = given.__enter__()
+    if connection.closed:
         raise BadOption("this connection is closed", option="connection")
-    if given.invalidated and given.get_transaction() is not None:
+    if connection.invalidated and connection.get_transaction() is not None:
         raise StoreUnavailable("this connection was lost, and its transaction with it: roll it back")
-    return given
+    return connection
 
 
 def driver_connection(dialect: Any, pooled: Any) -> Any:

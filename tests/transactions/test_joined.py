@@ -289,6 +289,33 @@ def test_a_session_s_commit_and_rollback_are_the_tasks(place: Place) -> None:
     assert place.changes == [("put", "a"), ("take", "a"), ("ack", "a")] and place.rows() == ["a"]
 
 
+class Proxy:
+    """As werkzeug's LocalProxy, which Flask's documentation keeps a connection in."""
+
+    __slots__ = ("_real",)  # no weak reference can be made to it
+
+    def __init__(self, real: object) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._real)
+
+
+def test_a_proxy_is_what_it_stands_for(place: Place) -> None:
+    tube = place.tube()
+    with place.engine.begin() as connection:
+        tube.put("one", connection=Proxy(connection))
+        tube.put("two", connection=connection)
+        with orm.Session(connection) as session:
+            tube.put("three", connection=Proxy(session))
+        assert place.changes == []
+    assert [data for _, data in place.changes] == ["one", "two", "three"]
+
+
 def test_a_scoped_session_is_its_session(place: Place) -> None:
     tube = place.tube()
     session = orm.scoped_session(orm.sessionmaker(place.engine))
