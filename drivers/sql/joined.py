@@ -32,6 +32,9 @@ from .tx import SqlTx
 KEY = "tubes"
 """The key of the units in a connection's ``info``."""
 
+ENDING = "tubes_ending"
+"""The key in its place while they are told of the end of the connection's transaction."""
+
 OPTIONS = {"stream_results": False, "yield_per": None, "schema_translate_map": None}
 """Undoes options that the user's connection may have, and that our statements are not written for."""
 
@@ -182,6 +185,8 @@ def join(
                 "pass an async connection through tubes.aio, or call inside run_sync (in its greenlet)",
                 option="connection",
             )
+        if ENDING in connection.info:  # not over yet to SQLAlchemy, which would roll back what is done now
+            raise BadOption("a callback cannot use the connection whose commit calls it", option="connection")
         joined: Joined | None = connection.info.get(KEY)
         if joined is not None and (known := joined.units.get(store)) is not None:
             if isinstance(known.tx, JoinedTx):
@@ -342,7 +347,8 @@ def _end(
 
     They are taken out first: whatever comes of this, they are not part of the next transaction.
     """
-    joined: Joined | None = connection.info.pop(KEY, None)
+    info: dict[str, Any] = connection.info
+    joined: Joined | None = info.pop(KEY, None)
     if joined is None:
         return end()
     committed = False
@@ -351,7 +357,11 @@ def _end(
         end()
         committed = stands
     finally:
-        guarded(partial(joined.ended, committed=committed))
+        info[ENDING] = True
+        try:
+            guarded(partial(joined.ended, committed=committed))
+        finally:
+            info.pop(ENDING, None)
 
 
 def watch_savepoints(dialect: Dialect) -> None:

@@ -251,6 +251,25 @@ def test_a_take_in_another_process_is_called_by_the_commit(
     assert other.communicate(timeout=20)[0] == "committed\n"
 
 
+def test_a_callback_cannot_use_the_connection_that_is_being_committed(place: Place) -> None:
+    """What it put would be rolled back with the next transaction that SQLAlchemy knows nothing of."""
+    tube, refusals = place.tube(), list[tubes.BadOption]()
+    with place.engine.connect() as connection:
+
+        def follow_up(task: tubes.Task, event: tubes.Event) -> None:
+            with pytest.raises(tubes.BadOption, match="whose commit calls it") as caught:
+                tube.put("never", connection=connection)
+            refusals.append(caught.value)
+
+        remove = tube.add_listener(follow_up)
+        tube.put("one", connection=connection)
+        connection.commit()
+        remove()
+        tube.put("two", connection=connection)
+        connection.commit()
+    assert len(refusals) == 1 and [task.data for task in tube.tasks("r")] == ["one", "two"]
+
+
 def test_callbacks_come_when_the_transaction_is_over(place: Place) -> None:
     """They may call the tube even if it had to wait for the transaction; one that fails harms nothing."""
     tube = place.tube()
