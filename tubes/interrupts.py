@@ -69,24 +69,28 @@ class _Guard:
     """The state of the main thread's guarded work. There is one.
 
     ``is_on``: guarded work is under way, and signals are noted. ``is_open``: a wait inside it is under way,
-    and signals get through. Never both. Neither: there is no guarded work, or a handler interrupts it.
+    and signals get through. Never both. Neither: there is no guarded work, or a handler interrupts it:
+    ``is_begun`` tells which.
     """
 
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident if _may_be_main() else None
         self.handlers: dict[int, Handler] = {}
-        self.seen: tuple[list[Any], Mapping[int, Handler]] = [], {}
-        """What was found last time, and the handlers in it: one value, so that no signal separates them."""
+        self.seen: tuple[list[Any], Mapping[int, _Note]] = [], {}
+        """What was found last time, and the notes for it: one value, so that no signal separates them."""
         self.noted: list[tuple[int, FrameType | None] | BaseException] = []
         self.raised = 0
         """The id of the exception that a handler raised last in the present, or the last, guarded work."""
         self.is_open = False
         self.is_on = False
+        self.is_begun = False
 
-    def see(self, found: list[Any]) -> Mapping[int, Handler]:
+    def see(self, found: list[Any]) -> Mapping[int, _Note]:
         """Note which signals have handlers, and what these are."""
-        given = {number: handler for number, handler in zip(NOTED, found, strict=True) if callable(handler)}
-        self.handlers.update(given)
+        given = {
+            number: _Note(handler) for number, handler in zip(NOTED, found, strict=True) if callable(handler)
+        }
+        self.handlers.update({number: note.handler for number, note in given.items()})
         self.seen = found, given
         return given
 
@@ -94,10 +98,10 @@ class _Guard:
         """In a forked child: the main thread's guarded work goes on only if the main thread forked."""
         if self.thread != get_ident():
             self.thread = get_ident()
-            self.is_open = self.is_on = False
+            self.is_open = self.is_on = self.is_begun = False
             self.noted = []
             for number, handler in self.handlers.items():
-                if getsignal(number) is _note:
+                if type(getsignal(number)) is _Note:
                     signal(number, handler)
 
 
@@ -109,41 +113,43 @@ def guarded(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do ``work`` uninterrupted; at its end, handle the signals that came, and raise what handlers raise."""
     if _guard.is_on or get_ident() != _guard.thread:  # an outer guard holds, or it is not the main thread
         return work(*args)
+    if _guard.is_begun:
+        return _closed_again(work, *args) if _guard.is_open else work(*args)
     found = [*map(getsignal, NOTED)]
     seen, given = _guard.seen
     if found != seen:
-        if _note in found:
-            return _closed_again(work, *args) if _guard.is_open else work(*args)
         given = _guard.see(found)
     if not given:
         return work(*args)
     _guard.raised = 0  # else an error might be taken for an earlier one, whose id it has got
     try:
-        for number in given:
-            signal(number, _note)
+        _guard.is_begun = True
+        for number, note in given.items():
+            signal(number, note)
         _guard.is_on = True
         return work(*args)
     finally:
         _guard.is_on = False
         try:
-            for number, handler in given.items():
-                if getsignal(number) is _note:  # else another handler was set meanwhile
-                    signal(number, handler)
+            for number, note in given.items():
+                if getsignal(number) is note:  # else another handler was set meanwhile
+                    signal(number, note.handler)
         except BaseException:  # raised by a handler that is back already
             _restore(given)
             raise
         finally:
+            _guard.is_begun = False
             if _guard.noted:
                 _hand_on()
 
 
-def _restore(given: Mapping[int, Handler]) -> None:
+def _restore(given: Mapping[int, _Note]) -> None:
     """Put back the remaining handlers for ``guarded``, after one that was back already has raised."""
     for _ in range(MOST_TRIES):
         try:
-            for number, handler in given.items():
-                if getsignal(number) is _note:
-                    signal(number, handler)
+            for number, note in given.items():
+                if getsignal(number) is note:
+                    signal(number, note.handler)
             return
         except BaseException:  # one is being raised already
             pass
@@ -171,7 +177,7 @@ def check_thread() -> None:
 
 def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
     """Do what only waits: signals are handled at once, even inside guarded work."""
-    if get_ident() != _guard.thread or _guard.is_open or not _notes():
+    if get_ident() != _guard.thread or _guard.is_open or not _guard.is_begun:
         return wait(*args)
     was_on = _guard.is_on
     try:
@@ -184,14 +190,7 @@ def interruptible(wait: Callable[[*Ts], T], *args: *Ts) -> T:
 
 def is_interrupted() -> bool:
     """Whether a handler runs in the middle of this thread's guarded work, whose locks stay held meanwhile."""
-    if get_ident() != _guard.thread or _guard.is_on or _guard.is_open:
-        return False
-    return _notes()
-
-
-def _notes() -> bool:
-    """Whether signals are noted, as they are in guarded work."""
-    return _note in map(getsignal, NOTED)
+    return get_ident() == _guard.thread and _guard.is_begun and not (_guard.is_on or _guard.is_open)
 
 
 def forget_raised() -> None:
@@ -226,12 +225,27 @@ def _closed_again(work: Callable[[*Ts], T], *args: *Ts) -> T:
             _hand_on()
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    noted = [each[0] for each in _guard.noted if isinstance(each, tuple)]
-    if number not in noted:  # once, as a signal is that comes again while it is pending
-        _guard.noted.append((number, frame))
-    if _guard.is_open:
-        _open()
+class _Note:
+    """Notes a signal in place of its handler, during guarded work.
+
+    A callback may get hold of it there, and keep it: a debugger puts it back later, or another handler calls
+    it as the one before. It is then what it stands for.
+    """
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler: Handler = handler.handler if type(handler) is _Note else handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not _guard.is_begun or getsignal(number) is not self:
+            self.handler(number, frame)
+            return
+        noted = [each[0] for each in _guard.noted if isinstance(each, tuple)]
+        if number not in noted:  # once, as a signal is that comes again while it is pending
+            _guard.noted.append((number, frame))
+        if _guard.is_open:
+            _open()
 
 
 def _open() -> None:

@@ -30,7 +30,7 @@ class Watched:
 
     def __enter__(self) -> bool:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and not interrupts._notes():
+        if is_main and not interrupts._guard.is_begun:
             self._noted.append(str(extract_stack(limit=3)[:2]))
         entered: bool = self._lock.__enter__()
         return entered

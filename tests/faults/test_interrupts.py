@@ -253,6 +253,40 @@ def test_a_handler_may_set_another_for_the_next_signal(connect: Connect) -> None
         teller.join()
 
 
+@pytest.mark.parametrize("is_called", [True, False], ids=["called by another", "put back"])
+def test_the_handler_that_a_callback_finds_is_still_one_after_the_call(
+    connect: Connect, is_called: bool
+) -> None:
+    """A handler set there calls the one before it; a debugger puts that back at its next prompt, wherever it is."""
+    handled: list[str] = []
+    found: list[Any] = []
+
+    def other(number: int, frame: Any) -> None:
+        handled.append("other")
+        if is_called:
+            found[0](number, frame)
+
+    def set_other(task: tubes.Task, event: tubes.Event) -> None:
+        if not found:
+            found.append(signal.signal(signal.SIGUSR1, other))
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.append("first"))
+    try:
+        tube = connect(sweep=False).create_tube("jobs", "fifo", on_task_change=set_other)
+        tube.put(1)
+        assert signal.getsignal(signal.SIGUSR1) is other
+        tube.put(2)  # from now on calls note the signal for the other
+        if not is_called:
+            signal.signal(signal.SIGUSR1, found[0])
+        expected = ["other", "first"] if is_called else ["first"]
+        signal.raise_signal(signal.SIGUSR1)
+        assert handled == expected
+        guarded(signal.raise_signal, signal.SIGUSR1)
+        assert handled == 2 * expected
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_handler_may_close_the_queue(db: Path, process: Callable[..., Any]) -> None:
     """A SIGTERM handler that closes the queue ends the take, which then returns nothing."""
     code = WAITING.replace(
