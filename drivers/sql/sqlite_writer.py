@@ -205,6 +205,7 @@ class SqliteWriter:
         if not self._shares_commits or self._line or self._company or not self._turn.acquire(False):
             return self.transact(work, on_commit)
         try:
+            self._end_what_was_left()  # in which that setting cannot be changed
             self.db.execute("PRAGMA synchronous=NORMAL")
             with self._maybe_copying():
                 return self._run_alone(work, on_commit)
@@ -221,6 +222,8 @@ class SqliteWriter:
         try:
             if real_monotonic() >= self._goes_on_until:  # asked here, too, to spare most calls that call
                 self._let_others_now_and_then()
+            if self.db.in_transaction:
+                self._end_what_was_left()
             try:
                 result = work(tx)
             except LockedLate:
@@ -243,20 +246,22 @@ class SqliteWriter:
     def _transact_among_others(
         self, work: Callable[[SqliteTx], T], on_commit: Callable[[T], None] | None
     ) -> T:
+        member = _Member(work, on_commit)  # before it has the turn: there may be no memory for it
         if not self._shares_commits:
             self._take_turn()
         elif len(self._line) < self._company or not self._turn.acquire(False):
-            return self._stand_in_line(_Member(work, on_commit))  # type: ignore[no-any-return]
-        return self._lead(_Member(work, on_commit))  # type: ignore[no-any-return]
+            return self._stand_in_line(member)  # type: ignore[no-any-return]
+        return self._lead(member)  # type: ignore[no-any-return]
 
     @contextmanager
     def transaction(self, on_commit: Callable[[], None]) -> Iterator[SqliteTx]:
         """Hold the writer for as long as the block stays_inside."""
         self._take_turn()
-        self._holder = get_ident()
-        tx = SqliteTx(self, is_open=True)
         try:
+            self._holder = get_ident()
+            tx = SqliteTx(self, is_open=True)
             with self._translating():
+                self._end_what_was_left()
                 self.begin()
             try:
                 yield tx
@@ -469,7 +474,7 @@ class SqliteWriter:
         and then does the line's work too. With a handover, threads would keep waiting for a switch to each
         other. Only a member that must be alone is handed the turn, since no leader would gather it.
         """
-        if first := self._call_first(lambda member: member.alone):
+        if self._line and (first := self._call_first(lambda member: member.alone)):
             first.leads = True
             first.stir()
             return
@@ -499,8 +504,9 @@ class SqliteWriter:
                 self._give_up_turn()
         batch = [member]
         failure: BaseException | None = None
-        self._owner = get_ident()
         try:
+            self._owner = get_ident()
+            self._end_what_was_left()
             self.begin()
             for one in batch:
                 if one is batch[-1]:
@@ -657,9 +663,16 @@ class SqliteWriter:
         return self.log.after_commit(self.db) if self.log.is_due() else nullcontext()
 
     def _roll_back(self) -> None:
-        with suppress(sqlite3.Error):
+        try:
             if self.db.in_transaction and not self.is_inherited:
                 self.db.execute("ROLLBACK")
+        except (sqlite3.Error, MemoryError):  # whoever writes next tries again
+            pass
+
+    def _end_what_was_left(self) -> None:
+        """Roll back what could not be: a step of one statement would end up in it, and never be committed."""
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
 
 
 def _execute_unless_busy(db: sqlite3.Connection, text: str, given: Row = ()) -> sqlite3.Cursor | None:

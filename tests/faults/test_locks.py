@@ -590,6 +590,50 @@ def test_all_that_share_a_commit_which_fails_are_told_and_nothing_of_theirs_is_s
     assert [task.data for task in tube.tasks("r")] == ["first"]
 
 
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("how", ["a batch", "a transaction", "a count"])
+def test_what_could_not_be_rolled_back_takes_nothing_along_that_is_put_later(
+    connect: Connect, db: Path, durability: str, how: str
+) -> None:
+    """Memory runs out in the middle of a batch, and still when it is rolled back; then there is some again.
+
+    A put is one statement: in the transaction that is left it would be lost at the end of the process.
+    """
+
+    class Exhausted:
+        """The writer's connection, without memory for the end of a transaction."""
+
+        def execute(self, text: str, given: Any = ()) -> Any:
+            if text in ("COMMIT", "ROLLBACK"):
+                raise MemoryError
+            return real.execute(text, given)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    queue = connect(durability=durability, sweep=False)
+    jobs = queue.create_tube("jobs", "fifottl")
+    jobs.put("counted")
+    writer: Any = queue.store.writer  # type: ignore[attr-defined]
+    real = writer.db
+    writer.use(Exhausted())
+    with pytest.raises(MemoryError):
+        jobs.put_many(["a", "b"])
+    assert real.in_transaction
+    writer.use(real)
+    if how == "a batch":
+        jobs.put("later")
+    elif how == "a transaction":
+        with queue.transaction() as unit:
+            jobs.put("later", unit=unit)
+    else:
+        queue.flush_counts()
+        jobs.put("later")
+    with closing(sqlite3.connect(db)) as other:
+        found = other.execute("SELECT data FROM tubes_task ORDER BY id").fetchall()
+    assert [data for (data,) in found] == ['"counted"', '"later"']
+
+
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
