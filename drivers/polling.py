@@ -64,6 +64,7 @@ class PollingThread(ABC):
         try:
             guarded(self._thread.start)
         except BaseException:
+            self._is_over = True  # after a greenlet's timeout the thread may yet begin
             if self._thread.is_alive():  # a signal handler has raised
                 self.stop()
             else:

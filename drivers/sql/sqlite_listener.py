@@ -87,20 +87,21 @@ class Listener:
                 self._wanted.set()
                 return
             try:
-                self._bell, self._thread = self._started()
+                self._start()
             except (OSError, RuntimeError) as error:  # there is no descriptor or thread left
                 raise StoreUnavailable(f"cannot wait for SQLite file {self._path}: {error}") from error
 
-    def _started(self) -> tuple[Bell, threading.Thread]:
-        bell = Bell()
+    def _start(self) -> None:
+        self._bell = bell = Bell()
         try:
             self._arm(bell)
             thread = threading.Thread(target=self._run, args=(bell,), name="tubes-listener", daemon=True)
             thread.start()
-        except BaseException:
+            self._thread = thread
+        except BaseException:  # also a greenlet's timeout, although the thread runs, or is about to
+            self._bell = None
             bell.close()
             raise
-        return bell, thread
 
     def _on_nobody(self) -> None:
         with self._entering:
@@ -114,7 +115,7 @@ class Listener:
 
     def _run(self, bell: Bell) -> None:
         try:
-            while not self.is_over:
+            while not self.is_over and self._bell is bell:
                 if self.waiters:
                     try:
                         self._turn(bell)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from faults.harness import strike
+from faults.harness import Struck, strike
 from tubes.drivers.redis import listener as module
 from tubes.drivers.redis.listener import Listener
 from tubes.drivers.redis.scripts import WAIT
@@ -198,3 +198,25 @@ def test_a_start_that_a_signal_cuts_short_leaves_no_thread() -> None:
         assert listener._thread.is_alive() is not is_struck, at
     listener.stop()
     assert at > 10
+
+
+def test_a_thread_that_begins_only_after_its_start_was_interrupted_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a greenlet's timeout. It would read from whatever has its pipe's number by then."""
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise Struck
+
+    nodes: Any = FailingNodes("")
+    listener = Listener(nodes, "tubes", Waiters())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(Struck):
+            listener.start()
+    late = threading.Thread(target=listener._thread.run, daemon=True)
+    late.start()
+    late.join(5)
+    is_running = late.is_alive()
+    listener._is_over = True
+    assert not is_running

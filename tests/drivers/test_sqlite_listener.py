@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faults.harness import eventually
+from faults.harness import Struck, eventually
 from tubes.drivers import looks
 from tubes.drivers.looks import FEW, SOME
 
@@ -77,3 +79,32 @@ def test_in_a_few_lines_they_all_look(path: Path, waiting: Callable[[int], dict[
         signal.clear()
     put(path, [*signals][-1], is_delayed=True)
     eventually(lambda: all(signal.is_set for signal in signals.values()))
+
+
+def test_a_thread_that_begins_only_after_its_start_was_interrupted_ends_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a greenlet's timeout. Its bell is closed, so it would look without a pause, and others never run."""
+    late: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "tubes-listener":
+            return start(thread)
+        late.append(threading.Thread(target=thread.run, daemon=True))
+        raise Struck
+
+    with tubes.connect(f"sqlite:///{path}", sweep=False) as queue:
+        jobs = queue.create_tube("jobs", "fifo")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(Struck):
+                jobs.take(timeout=None)
+        late[0].start()
+        late[0].join(5)
+        assert not late[0].is_alive()
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(jobs.take, 30)
+            eventually(lambda: bool(queue.store.waiters))
+            jobs.put("x")
+            assert taken.result(30) is not None
