@@ -673,6 +673,8 @@ class SqliteWriter:
         """Roll back what could not be: a step of one statement would end up in it, and never be committed."""
         if self.db.in_transaction:
             self.db.execute("ROLLBACK")
+            if self._shares_commits:  # this may be what could not be set back in there
+                self.db.execute("PRAGMA synchronous=FULL")
 
 
 def _execute_unless_busy(db: sqlite3.Connection, text: str, given: Row = ()) -> sqlite3.Cursor | None:

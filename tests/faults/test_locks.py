@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -590,6 +590,21 @@ def test_all_that_share_a_commit_which_fails_are_told_and_nothing_of_theirs_is_s
     assert [task.data for task in tube.tasks("r")] == ["first"]
 
 
+class Exhausted:
+    """A writer's connection, without memory for the end of a transaction."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+
+    def execute(self, text: str, given: Any = ()) -> Any:
+        if text in ("COMMIT", "ROLLBACK"):
+            raise MemoryError
+        return self._real.execute(text, given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
 @pytest.mark.parametrize("durability", ["full", "normal"])
 @pytest.mark.parametrize("how", ["a batch", "a transaction", "a count"])
 def test_what_could_not_be_rolled_back_takes_nothing_along_that_is_put_later(
@@ -599,24 +614,12 @@ def test_what_could_not_be_rolled_back_takes_nothing_along_that_is_put_later(
 
     A put is one statement: in the transaction that is left it would be lost at the end of the process.
     """
-
-    class Exhausted:
-        """The writer's connection, without memory for the end of a transaction."""
-
-        def execute(self, text: str, given: Any = ()) -> Any:
-            if text in ("COMMIT", "ROLLBACK"):
-                raise MemoryError
-            return real.execute(text, given)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
-
     queue = connect(durability=durability, sweep=False)
     jobs = queue.create_tube("jobs", "fifottl")
     jobs.put("counted")
     writer: Any = queue.store.writer  # type: ignore[attr-defined]
     real = writer.db
-    writer.use(Exhausted())
+    writer.use(Exhausted(real))
     with pytest.raises(MemoryError):
         jobs.put_many(["a", "b"])
     assert real.in_transaction
@@ -632,6 +635,22 @@ def test_what_could_not_be_rolled_back_takes_nothing_along_that_is_put_later(
     with closing(sqlite3.connect(db)) as other:
         found = other.execute("SELECT data FROM tubes_task ORDER BY id").fetchall()
     assert [data for (data,) in found] == ['"counted"', '"later"']
+
+
+def test_commits_are_synced_again_after_memory_ran_out_in_one_that_need_not_be(connect: Connect) -> None:
+    """Within what is left open, SQLite cannot be told to sync."""
+    queue = connect(durability="full", sweep=False)
+    jobs = queue.create_tube("jobs", "fifo")
+    jobs.put("counted")
+    writer: Any = queue.store.writer  # type: ignore[attr-defined]
+    real = writer.db
+    writer.use(Exhausted(real))
+    with suppress(MemoryError, tubes.StoreError, sqlite3.Error):
+        queue.flush_counts()
+    assert real.in_transaction
+    writer.use(real)
+    jobs.put("later")
+    assert real.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_a_thread_that_always_came_too_late_is_handed_the_file(
