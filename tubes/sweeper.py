@@ -17,6 +17,7 @@ from typing import Any
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.base import STATE_STOPPED
 from apscheduler.schedulers.blocking import BlockingScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
@@ -45,8 +46,10 @@ class _Executor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     def run(self) -> None:
         """Do what is due."""
         job, self.due = self.due, None
-        job.func()
-        self._run_job_success(job.id, ())
+        try:
+            job.func()
+        finally:
+            self._run_job_success(job.id, ())
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
@@ -57,6 +60,14 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
         super().__init__(
             timezone=UTC, executors={"default": self._executor}, daemon=True, logger=scheduler_log
         )
+
+    def _main_loop(self) -> None:
+        while self.state != STATE_STOPPED:
+            try:
+                self._event.set()  # else it begins with a wait
+                super()._main_loop()
+            except MemoryError:  # there is some again, and nobody else would start this thread
+                continue
 
     def _process_jobs(self) -> float:
         now, most = real_now(), timedelta(seconds=2 * SWEEP_EVERY)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.base import BaseScheduler
 from faults.harness import Struck, ended, eventually, handler_that_raises, run
 
 import tubes
@@ -190,6 +191,28 @@ def test_a_thread_whose_start_is_interrupted_ends_and_another_is_started(
     sweeper.nudge(0.0)
     eventually(lambda: len(turns) > 0)
     sweeper.stop()
+
+
+@pytest.mark.parametrize("where", ["in the scheduler", "after the work"])
+def test_it_goes_on_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Else the process would no longer beat, and be taken for dead."""
+    failures = [MemoryError()]
+    turns: list[float] = []
+    sweeper = Sweeper(lambda: turns.append(real_monotonic()))
+    failing, name = (BaseScheduler, "_process_jobs") if where == "in the scheduler" else (sweeper, "_run")
+    done = getattr(failing, name)
+
+    def fails(*args: object) -> object:
+        result = done(*args)
+        if failures:
+            raise failures.pop()
+        return result
+
+    monkeypatch.setattr(failing, name, fails)
+    sweeper.nudge(0.0)
+    eventually(lambda: len(turns) > 2)
+    sweeper.stop()
+    assert not failures
 
 
 def test_it_goes_on_when_the_main_thread_has_ended() -> None:
