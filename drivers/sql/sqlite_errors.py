@@ -24,7 +24,8 @@ _REASONS = {
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database",
     sqlite3.SQLITE_CORRUPT: "it is damaged, or its disk cannot be read",  # SQLite says this for EIO, too
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened (is it a file, in a folder that exists and is writable, "
-    "on a disk with room and inodes left, its name shorter than 248 bytes and its path than 505?)",
+    "on a disk with room and inodes left, its name shorter than 248 bytes and its path than 505? "
+    "has this process file descriptors left?)",
     IOERR_SHMMAP: "its file system cannot share memory (mergerfs can, with cache.files=partial)",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written, or has no room or quota left",
     sqlite3.SQLITE_PERM: "access is denied",
